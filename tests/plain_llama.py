@@ -54,6 +54,6 @@ def nmse(a: Array, b: Array) -> float:
 
 def take(cells: KVCells, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> Slot:
     """The slot that tokens were put into."""
-    slot = cells.slot_of(len(pos))
+    slot = cells.slot_of(len(pos), seq, sets)
     cells.hold(slot, pos, seq, sets)
     return slot

@@ -1,21 +1,20 @@
-// Attention without storing the scores: a tile of query rows walks the keys in blocks, with a running maximum and sum
-// (arXiv 2205.14135). All rows of a tile belong to one KV head, so its query heads share the work of reading K and V. A
-// few rows (decode) use dot products straight from the cache (flash_attn_few.c); more rows use a small matrix product
-// (flash_attn_tile.c).
-// flash_attn_ext is the op of that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) in one pass (operands.h).
+// Attention of a tile of query rows at a time, so that only a tile's scores are stored. All rows of a tile belong to
+// one KV head, so its query heads share the work of reading K and V. A few rows (decode) use dot products straight from
+// the cache (flash_attn_few.c); more rows use a small matrix product (flash_attn_tile.c). Which of these it is, and how
+// the work is shared out to threads, does not change a bit of the result (flash_attn.h). flash_attn_ext is the op of
+// that name; attn_vt is mul_mat(v, soft_max(mul_mat(k, q))) in one pass (operands.h).
 #include "attention/flash_attn.h"
 
-#include "products/borders.h"
+#include "simd/units.h"
 
-// When there are few tiles, their keys are split. Where they are split does not depend on the number of threads, so
-// the result does not either.
-enum { SPLIT_KEYS = 512, PARTS = 64 }; // least number of keys of a part; about how many parts the op has
+// When there are too few tiles for the threads, these share the work of each tile: its scores in parts of its keys, its
+// values in slices of their channels.
+enum { SHARED_KEYS = 256, PARTS = 16, SLICE = 32 }; // least number of keys for that; most parts; channels of a slice
 
 static attention attn_unpack(attention a) {
   a = attn_sizes(a);
   a.tile = a.n_rows <= FEW ? FEW : a.n_rows <= VF_N ? VF_N : TILE;
   a.n_units = (a.n_rows + a.tile - 1) / a.tile * a.k->ne[2] * a.k->ne[3];
-  a.n_splits = PG_MAX(1, PG_MIN(PARTS / a.n_units, a.n_kv / SPLIT_KEYS));
   return a;
 }
 
@@ -54,30 +53,61 @@ static attention unpack_attn_vt(const pg_task *t) {
   return attn_unpack(a);
 }
 
-// Whether the rows fill only half of each AVX-512 register. Then AMD's CPUs use AVX2's kernels: there, two instructions
-// of AVX2 take no longer than one of AVX-512.
-static int attn_is_narrow(const attention *a) {
-  return VF_N == 16 && pg_cpu_is_amd && a->n_rows > FEW && a->n_rows <= VF_N / 2;
+static int attn_is_shared(const attention *a, int nth) {
+  return a->n_units % nth != 0 && a->n_units < 4 * nth && a->n_kv >= SHARED_KEYS;
 }
 
-static int64_t attn_state_floats(const attention *a) { return a->tile * (a->dvp + 2); }
+// Memory of a tile: what it sees, and its scores. Of a shared tile also the number of blocks, and the largest scores of
+// each part.
+typedef struct tile_keys {
+  sight x;
+  int64_t *n_blocks;
+  float *s, *tops;
+} tile_keys;
+
+static int64_t attn_keys_floats(const attention *a) {
+  const int64_t scores = pg_times(sight_blocks(a->n_kv) * KEYS, a->tile);
+  return attn_up(pg_plus(pg_plus(sight_floats(a->n_kv), scores), PARTS * a->tile + 4), VF_N);
+}
+
+static tile_keys attn_keys_at(const attention *a, float *p) {
+  tile_keys k = {.x = sight_at(p + 4, a->n_kv), .n_blocks = (int64_t *)p, .tops = p + 4 + sight_floats(a->n_kv)};
+  k.s = k.tops + PARTS * a->tile;
+  return k;
+}
+
+static int64_t attn_state_floats(const attention *a) { return attn_up(a->tile * (2 * a->dvp + 3), VF_N); }
+
+static state attn_state_at(const attention *a, float *p) {
+  state st = {.top = p, .sum = p + a->tile};
+  st.sum_part = st.sum + a->tile;
+  st.out = st.sum_part + a->tile;
+  st.out_part = st.out + a->tile * a->dvp;
+  return st;
+}
 
 static int64_t attn_scratch_floats(const attention *a) {
-  return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp); // what `scratch` needs
+  return a->tile * (a->dp + 3 * KEYS) + KEYS * PG_MAX(a->dp, a->dvp);
 }
 
-static state attn_state_at(const attention *a, char *work, int64_t i) {
-  float *p = (float *)work + i * attn_state_floats(a);
-  return (state){p, p + a->tile, p + 2 * a->tile};
+static scratch attn_scratch_at(const attention *a, float *p) {
+  scratch w = {.q = p};
+  w.s = w.q + a->tile * a->dp;
+  w.bias = w.s + a->tile * KEYS;
+  w.raw = w.bias + a->tile * KEYS;
+  w.kv = w.raw + a->tile * KEYS;
+  return w;
 }
 
-// Scratch memory holds the states first: one for each part of each tile's keys, or one for each thread. Then comes each
-// thread's own scratch.
-static int64_t attn_n_states(const attention *a, int nth) { return a->n_splits > 1 ? a->n_units * a->n_splits : nth; }
+// Scratch memory: the keys of each tile, when tiles are shared, or of each thread's tile; then the state and the
+// scratch of each thread.
+static int64_t attn_n_keys(const attention *a, int nth) { return attn_is_shared(a, nth) ? a->n_units : nth; }
+
+static int64_t attn_own_floats(const attention *a) { return attn_state_floats(a) + attn_scratch_floats(a); }
 
 static int64_t attn_work_size(const attention *a, int nth) {
-  return pg_times(
-      4, pg_plus(pg_times(attn_n_states(a, nth), attn_state_floats(a)), pg_times(nth, attn_scratch_floats(a))));
+  const int64_t keys = pg_times(attn_n_keys(a, nth), attn_keys_floats(a));
+  return pg_times(4, pg_plus(keys, pg_times(nth, attn_own_floats(a))));
 }
 
 static tile attn_tile_at(const attention *a, int64_t unit) {
@@ -85,11 +115,22 @@ static tile attn_tile_at(const attention *a, int64_t unit) {
   return tile_of_head(a, unit / per_head, unit % per_head);
 }
 
-static void attn_walk(const attention *a, const tile *x, const scratch *w, const state *st, int64_t first, int64_t last,
-                      pg_attend many) {
+static const attend *attn_way(const attention *a, const attend *many) {
+  return a->tile == FEW ? &PG_FN(attend_few) : many;
+}
+
+static void attn_clear(const attention *a, const state *st) {
+  memset(st->sum, 0, (size_t)(2 * a->tile * (a->dvp + 1)) * sizeof(float));
+}
+
+// Compute the sums of a tile.
+static void attn_walk(const attention *a, const tile *x, const scratch *w, tile_keys *k, const state *st,
+                      const attend *way) {
   for (int64_t r = 0; r < a->tile; r++) st->top[r] = -INFINITY;
-  memset(st->sum, 0, (size_t)(a->tile * (a->dvp + 1)) * sizeof(float));
-  (a->tile == FEW ? PG_FN(attend_few) : many)(a, x, w, st, first, last);
+  attn_clear(a, st);
+  PG_FN(attention_sight)(a, x, w, &k->x);
+  way->scores(a, x, w, &k->x, (pg_range){0, k->x.n_blocks}, k->s, st->top);
+  way->values(a, x, w, &k->x, k->s, 1, st);
 }
 
 // The score of row r's sink, which has no key and no value; -inf when there is no sink.
@@ -131,9 +172,9 @@ static void value_of(const lone *l, int64_t key) {
   }
 }
 
-// Compute a row with NaN or infinities in its result again. Sums over a tile may get these from keys that only other
-// rows of the tile see, from weights that f32 rounds to 0, or from products that overflow f32.
-static void attn_row_again(const lone *l, float sink, float *y) {
+// Compute a row with NaN or infinities in its result once more, from numbers that overflow f32, or weights that it
+// rounds to 0.
+static void attn_row_exact(const lone *l, float sink, float *y) {
   const attention *a = l->a;
   double top = sink, s = 0;
   for (int64_t key = 0; key < a->n_kv && top < INFINITY; key++)
@@ -152,85 +193,172 @@ static void attn_row_again(const lone *l, float sink, float *y) {
     }
 }
 
-// Join the states of all parts of the keys, add the sink, and write the tile's rows.
-static void attn_write_tile(const attention *a, const tile *x, const state *st, int64_t n, const scratch *w) {
-  const int64_t row_step = a->tile == FEW ? a->dvp : 1, step = a->tile == FEW ? 1 : a->tile;
-  for (int r = 0; r < x->n; r++) {
-    float *y = (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
-    const float sink = attn_sink_of(a, x, r);
-    float top = sink;
-    for (int64_t i = 0; i < n; i++) top = PG_MAX(st[i].top[r], top);
-    float total = sink == -INFINITY ? 0 : expf(sink - top);
-    for (int64_t i = 0; i < n; i++) {
-      const float weight = st[i].sum[r] == 0 ? 0 : expf(st[i].top[r] - top);
-      const float *out = st[i].out + r * row_step;
-      total += weight * st[i].sum[r];
-      for (int64_t c = 0; c < a->dv; c++) y[c] = (i ? y[c] : 0) + weight * out[c * step];
-    }
-    const float factor = 1 / total;
-    for (int64_t c = 0; c < a->dv; c++) y[c] = total == 0 ? a->none : y[c] * factor;
-    if (total != 0 && !pg_all_finite(y, a->dv)) attn_row_again(&(lone){a, x, r, w->kv}, sink, y);
+static float *attn_result(const attention *a, const tile *x, int r) {
+  return (float *)pg_row_at(&a->y, tile_token(a, x, r), tile_head(a, x, r), x->batch);
+}
+
+// Write row r of a tile, with its sink. Returns 0 when it is not finite.
+static int attn_write_row(const attention *a, const tile *x, int r, const state *st, float *y) {
+  const int64_t step = a->tile == FEW ? 1 : a->tile;
+  const float *out = st->out + (a->tile == FEW ? r * a->dvp : r), sink = attn_sink_of(a, x, r);
+  const float top = PG_MAX(st->top[r], sink), weight = st->sum[r] == 0 ? 0 : expf(st->top[r] - top);
+  const float total = (sink == -INFINITY ? 0 : expf(sink - top)) + weight * st->sum[r], factor = 1 / total;
+  for (int64_t c = 0; c < a->dv; c++) y[c] = total == 0 ? a->none : weight * out[c * step] * factor;
+  return total == 0 || pg_all_finite(y, a->dv);
+}
+
+// Compute a row that is not finite again by itself, because it may have got that from keys that only other rows see.
+// `k` and `st` get the row's.
+static void attn_row_again(const attention *a, const tile *x, int r, const scratch *w, tile_keys *k, const state *st) {
+  float *y = attn_result(a, x, r);
+  tile alone = {.head_kv = x->head_kv, .batch = x->batch, .row0 = x->row0 + r, .n = 1};
+  attention few = *a;
+  few.tile = FEW;
+  alone.mask[0] = x->mask[r];
+  alone.slope[0] = x->slope[r];
+  const scratch own = attn_scratch_at(&few, w->q);
+  const state sums = attn_state_at(&few, st->top);
+  tile_keys keys = attn_keys_at(&few, (float *)k->n_blocks);
+  attn_walk(&few, &alone, &own, &keys, &sums, &PG_FN(attend_few));
+  if (!attn_write_row(&few, &alone, 0, &sums, y))
+    attn_row_exact(&(lone){&few, &alone, 0, own.kv}, attn_sink_of(a, x, r), y);
+}
+
+// Write the rows of a tile. Returns those that are not finite, as bits.
+static uint32_t attn_write_tile(const attention *a, const tile *x, const state *st) {
+  uint32_t again = 0;
+  for (int r = 0; r < x->n; r++)
+    if (!attn_write_row(a, x, r, st, attn_result(a, x, r))) again |= 1u << r;
+  return again;
+}
+
+static void attn_rows_again(const attention *a, const tile *x, uint32_t rows, const scratch *w, tile_keys *k,
+                            const state *st) {
+  for (; rows; rows &= rows - 1) attn_row_again(a, x, __builtin_ctz(rows), w, k, st);
+}
+
+// The part of the op that has channels first .. last of v and of the result.
+static attention attn_slice(const attention *a, pg_tensor *v, int64_t first, int64_t last) {
+  attention s = *a;
+  *v = *a->v;
+  v->ne[a->transposed] = last - first;
+  v->data += a->transposed ? first * v->nb[1] : first / pg_block_size(v->type) * v->nb[0];
+  s.v = v;
+  s.dv = last - first;
+  s.dvp = attn_up(s.dv, VF_N);
+  s.y.data += first * (int64_t)sizeof(float);
+  return s;
+}
+
+static tile_keys attn_shared_keys(const attention *a, float *p, int64_t unit) {
+  tile_keys k = attn_keys_at(a, p + unit * attn_keys_floats(a));
+  k.x.n_blocks = *k.n_blocks;
+  return k;
+}
+
+// The largest scores of a shared tile's rows.
+static void attn_tops(const attention *a, const tile_keys *k, float *top) {
+  for (int64_t r = 0; r < a->tile; r++) {
+    top[r] = -INFINITY;
+    for (int i = 0; i < PARTS; i++) top[r] = PG_MAX(k->tops[i * a->tile + r], top[r]);
   }
 }
 
-static int attn_run(const attention *a, const pg_task *t, int ith, int nth, pg_attend many) {
-  float *p = (float *)t->work + attn_n_states(a, nth) * attn_state_floats(a) + ith * attn_scratch_floats(a);
-  scratch w = {.q = p};
-  w.s = w.q + a->tile * a->dp;
-  w.bias = w.s + a->tile * KEYS;
-  w.raw = w.bias + a->tile * KEYS;
-  w.kv = w.raw + a->tile * KEYS;
-  if (a->n_splits == 1) {
-    const state st = attn_state_at(a, t->work, ith);
-    for (int64_t u; (u = pg_next(t)) < a->n_units;) {
-      const tile x =
-          attn_tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
-      attn_walk(a, &x, &w, &st, 0, a->n_kv, many);
-      attn_write_tile(a, &x, &st, 1, &w);
-    }
-    return PG_OK;
-  }
-  for (int64_t u; (u = pg_next(t)) < a->n_units * a->n_splits;) {
-    const tile x = attn_tile_at(a, u / a->n_splits);
-    const state st = attn_state_at(a, t->work, u);
-    const pg_range part = pg_share(a->n_kv / KEYS, (int)(u % a->n_splits), (int)a->n_splits);
-    const int last = u % a->n_splits == a->n_splits - 1;
-    attn_walk(a, &x, &w, &st, part.first * KEYS, last ? a->n_kv : part.last * KEYS, many);
+// All threads share each tile.
+static void attn_run_shared(const attention *a, const pg_task *t, int ith, int nth, const attend *many) {
+  const attend *way = attn_way(a, many);
+  const int64_t width = PG_MAX(SLICE, pg_block_size(a->v->type)), slices = (a->dv + width - 1) / width;
+  float *p = (float *)t->work, *own = p + a->n_units * attn_keys_floats(a) + ith * attn_own_floats(a);
+  const scratch w = attn_scratch_at(a, own + attn_state_floats(a));
+  for (int64_t u = ith; u < a->n_units; u += nth) {
+    tile_keys k = attn_keys_at(a, p + u * attn_keys_floats(a));
+    const tile x = attn_tile_at(a, u);
+    PG_FN(attention_sight)(a, &x, &w, &k.x);
+    *k.n_blocks = k.x.n_blocks;
   }
   pg_sync(t, nth);
+  for (int64_t i = ith; i < a->n_units * PARTS; i += nth) {
+    const tile_keys k = attn_shared_keys(a, p, i / PARTS);
+    const tile x = attn_tile_at(a, i / PARTS);
+    const int part = (int)(i % PARTS);
+    float *tops = k.tops + part * a->tile;
+    for (int64_t r = 0; r < a->tile; r++) tops[r] = -INFINITY;
+    way->scores(a, &x, &w, &k.x, pg_share(k.x.n_blocks, part, PARTS), k.s, tops);
+  }
+  pg_sync(t, nth);
+  for (int64_t i = ith; i < a->n_units * PARTS; i += nth) {
+    const tile_keys k = attn_shared_keys(a, p, i / PARTS);
+    const tile x = attn_tile_at(a, i / PARTS);
+    const pg_range blocks = pg_share(k.x.n_blocks, (int)(i % PARTS), PARTS);
+    attn_tops(a, &k, own);
+    for (int64_t j = blocks.first; j < blocks.last; j++)
+      way->weights(a, &x, k.x.blocks + j, k.s + j * KEYS * a->tile, own);
+  }
+  pg_sync(t, nth);
+  for (int64_t i = ith; i < a->n_units * slices; i += nth) {
+    const tile_keys k = attn_shared_keys(a, p, i / slices);
+    const tile x = attn_tile_at(a, i / slices);
+    const int64_t first = i % slices * width;
+    pg_tensor v;
+    const attention slice = attn_slice(a, &v, first, PG_MIN(first + width, a->dv));
+    const state st = attn_state_at(&slice, own);
+    attn_tops(a, &k, st.top);
+    attn_clear(&slice, &st);
+    way->values(&slice, &x, &w, &k.x, k.s, 0, &st);
+    attn_write_tile(&slice, &x, &st);
+  }
+  pg_sync(t, nth);
+  const state st = attn_state_at(a, own);
   for (int64_t u = ith; u < a->n_units; u += nth) {
-    state st[PARTS];
+    tile_keys k = attn_shared_keys(a, p, u);
     const tile x = attn_tile_at(a, u);
-    for (int64_t i = 0; i < a->n_splits; i++) st[i] = attn_state_at(a, t->work, u * a->n_splits + i);
-    attn_write_tile(a, &x, st, a->n_splits, &w);
+    uint32_t again = 0;
+    for (int r = 0; r < x.n; r++) again |= (uint32_t)!pg_all_finite(attn_result(a, &x, r), a->dv) << r;
+    attn_rows_again(a, &x, again, &w, &k, &st);
+  }
+}
+
+static int attn_run(const attention *a, const pg_task *t, int ith, int nth, const attend *many) {
+  if (attn_is_shared(a, nth)) {
+    attn_run_shared(a, t, ith, nth, many);
+    return PG_OK;
+  }
+  float *p = (float *)t->work, *own = p + nth * attn_keys_floats(a) + ith * attn_own_floats(a);
+  tile_keys k = attn_keys_at(a, p + ith * attn_keys_floats(a));
+  const state st = attn_state_at(a, own);
+  const scratch w = attn_scratch_at(a, own + attn_state_floats(a));
+  for (int64_t u; (u = pg_next(t)) < a->n_units;) {
+    const tile x = attn_tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
+    attn_walk(a, &x, &w, &k, &st, attn_way(a, many));
+    attn_rows_again(a, &x, attn_write_tile(a, &x, &st), &w, &k, &st);
   }
   return PG_OK;
 }
 
 int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) {
   const attention a = unpack_flash_attn_ext(t);
-  return attn_is_narrow(&a) ? NARROW(flash_attn_ext_work)(t, nth) : attn_work_size(&a, nth);
+  return attn_work_size(&a, nth);
 }
 
-int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many) {
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, const attend *many) {
   const attention a = unpack_flash_attn_ext(t);
-  return attn_is_narrow(&a) ? NARROW(flash_attn_ext_any)(t, ith, nth) : attn_run(&a, t, ith, nth, many);
+  return attn_run(&a, t, ith, nth, many);
 }
 
 int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
-  return PG_FN(flash_attn_ext_with)(t, ith, nth, PG_FN(attend_tile));
+  return PG_FN(flash_attn_ext_with)(t, ith, nth, &PG_FN(attend_tile));
 }
 
 int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
   const attention a = unpack_attn_vt(t);
-  return attn_is_narrow(&a) ? NARROW(attn_vt_work)(t, nth) : attn_work_size(&a, nth);
+  return attn_work_size(&a, nth);
 }
 
-int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many) {
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, const attend *many) {
   const attention a = unpack_attn_vt(t);
-  return attn_is_narrow(&a) ? NARROW(attn_vt_any)(t, ith, nth) : attn_run(&a, t, ith, nth, many);
+  return attn_run(&a, t, ith, nth, many);
 }
 
 int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {
-  return PG_FN(attn_vt_with)(t, ith, nth, PG_FN(attend_tile));
+  return PG_FN(attn_vt_with)(t, ith, nth, &PG_FN(attend_tile));
 }

@@ -1,4 +1,14 @@
-// Shared by all kinds of attention: the unpacked op, a tile of query rows, its mask, and blocks of K and V as f32.
+// Shared by all kinds of attention: the unpacked op, a tile of query rows, the keys that it sees, and blocks of K and V
+// as f32.
+//
+// The result of a row has the same bits whatever is computed beside it: other rows, keys of other sequences between its
+// own, any number of threads. For that
+// - keys that a row does not see change nothing: their weights are 0, and whatever is summed over keys is summed in the
+//   order of cells, one key after the other, in lanes of its own;
+// - sums are made of groups of KEYS keys, so that rounding errors do not grow with the number of keys; a row's groups
+//   are counted in the keys that the row itself sees;
+// - weights are exp(score - top) with the largest score of all keys, so all scores are computed before any weight;
+// - the product of a query and a key has one order, see vf_sum4_in_turn.
 #pragma once
 #include "formats/storage.h"
 #include "simd/rows.h"
@@ -17,24 +27,25 @@ typedef struct attention {
   int64_t n_rows;      // query rows per KV head: n_tokens * group, the heads of one token side by side
   int64_t tile;        // query rows per tile: FEW, VF_N or TILE
   int64_t n_units;     // tiles in all
-  int64_t n_splits;    // parts of the keys, for threads to share
   float scale, cap;    // cap > 0: scores become cap * tanh(scale * q k), scale already divided by cap
   double max_bias;
 } attention;
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-// The result of a tile over the keys seen so far. out: [tile][dvp] for FEW rows, else [dvp][tile].
+// Sums of a tile. The result is [tile][dvp] for FEW rows, else [dvp][tile]. A part is the sum of a group of keys that
+// has not ended.
 typedef struct state {
-  float *top, *sum; // [tile] largest score; sum of exp(score - top)
-  float *out;       // sum of exp(score - top) * v
+  float *top;            // [tile] largest score
+  float *sum, *sum_part; // [tile] of the weights
+  float *out, *out_part; // of weight * v
 } state;
 
 typedef struct scratch {
-  float *q;    // [tile][dp] for FEW rows, else [d][tile], scaled
-  float *s;    // [tile][KEYS] for FEW rows, else [KEYS][tile]
-  float *bias; // as s
-  float *raw;  // [tile][KEYS] the mask of a block
+  float *q;    // [tile][dp] for FEW rows, else [dp][tile], scaled
+  float *s;    // [tile][KEYS]
+  float *bias; // as the scores of a block: [tile][KEYS] for FEW rows, else [KEYS][tile]
+  float *raw;  // [tile][KEYS] the mask of some keys
   float *kv;   // [KEYS][dp] or [KEYS][dvp] or [dvp][KEYS]
 } scratch;
 
@@ -46,79 +57,74 @@ typedef struct tile {
   float slope[TILE];
 } tile;
 
-// The keys of a block that some row of the tile sees.
+// KEYS keys that some row of the tile sees; the last block may have fewer.
 typedef struct block {
-  int64_t first;      // of the block
-  int n;              // keys seen
-  int run;            // they lie side by side
-  int biased;         // the mask adds something to their scores
-  uint8_t keys[KEYS]; // the keys that are seen, counted from `first`
+  const int32_t *keys;  // their numbers, ascending
+  const uint32_t *ends; // for each key, the rows (as bits) that have a group which ends with it
+  int n;
+  int run;       // they lie side by side
+  int biased;    // the mask adds something to their scores, or hides some from some rows
+  int split;     // groups end before the last key
+  uint32_t done; // rows that see no key after this block
 } block;
 
-// What a mask does with some keys, for all rows of a tile.
-enum mask_kind { MASK_MIXED, MASK_HIDES, MASK_SHOWS }; // shows: it adds nothing, either
+// All keys that a tile sees.
+typedef struct sight {
+  int64_t n_blocks;
+  block *blocks;
+  int32_t *keys;
+  uint32_t *ends;
+} sight;
 
-static inline enum mask_kind tile_mask_kind(const attention *a, const tile *t, int64_t first, int64_t n) {
-  uint32_t differs = 0, any = 0; // bits in which numbers differ from -inf; from 0
-  for (int r = 0; r < t->n && !(differs && any); r++) {
-    if (t->own[r] != r) continue;
-    if (a->m->type == PG_F16) {
-      const uint16_t *x = (const uint16_t *)t->mask[r] + first;
-      uint16_t not_hidden = 0, some = 0;
-      for (int64_t i = 0; i < n; i++) {
-        not_hidden |= x[i] ^ 0xfc00;
-        some |= x[i];
-      }
-      differs |= not_hidden;
-      any |= some;
-    } else {
-      const uint32_t *x = (const uint32_t *)t->mask[r] + first;
-      for (int64_t i = 0; i < n; i++) {
-        differs |= x[i] ^ 0xff800000u;
-        any |= x[i];
-      }
-    }
-  }
-  return !differs ? MASK_HIDES : any ? MASK_MIXED : MASK_SHOWS;
+static inline int64_t sight_blocks(int64_t n_kv) { return (n_kv + KEYS - 1) / KEYS; }
+
+// Floats of memory for the sight of n_kv keys.
+static inline int64_t sight_floats(int64_t n_kv) {
+  const int64_t size = (int64_t)(sizeof(block) / sizeof(float)) + 2 * KEYS;
+  return pg_times(sight_blocks(n_kv), size);
 }
 
-// The block of keys `first`..last (KEYS of them at most) for a tile. If biased, bias[r * row_step + i * key_step] is
-// added to the score of row r with key keys[i].
-static inline block tile_block(const attention *a, const tile *t, int64_t first, int64_t last, const scratch *w,
-                               int64_t row_step, int64_t key_step) {
-  const int n = (int)PG_MIN(KEYS, last - first);
-  block b = {.first = first, .n = n, .run = 1};
-  const enum mask_kind kind = a->m->data ? tile_mask_kind(a, t, first, n) : MASK_SHOWS;
-  uint32_t seen[KEYS] = {0}, added[KEYS] = {0}, any = 0;
-  if (kind == MASK_HIDES) return (block){.n = 0};
-  for (int r = 0; kind == MASK_MIXED && r < t->n; r++) {
-    if (t->own[r] != r) continue;
-    float *raw = w->raw + r * KEYS;
-    pg_get_f32(raw, a->m, t->mask[r], first, n);
-    for (int j = 0; j < n; j++) {
-      seen[j] |= raw[j] != -INFINITY;
-      any |= added[j] |= raw[j] != 0;
+static inline sight sight_at(float *p, int64_t n_kv) {
+  const int64_t n = sight_blocks(n_kv);
+  sight x = {.blocks = (block *)p};
+  x.keys = (int32_t *)(x.blocks + n);
+  x.ends = (uint32_t *)(x.keys + n * KEYS);
+  return x;
+}
+
+// Find the keys that the rows of a tile see.
+void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w, sight *x);
+
+// If the block is biased, bias[r * row_step + i * key_step] becomes what is added to the score of row r with key
+// keys[i].
+static inline void block_bias(const attention *a, const tile *t, const block *b, const scratch *w, int64_t row_step,
+                              int64_t key_step) {
+  for (int r = 0; b->biased && r < t->n; r++) {
+    float *raw = w->raw + t->own[r] * KEYS, *bias = w->bias + r * row_step;
+    const float slope = t->slope[r];
+    if (t->own[r] == r) {
+      if (b->run) {
+        pg_get_f32(raw, a->m, t->mask[r], b->keys[0], b->n);
+      } else {
+        for (int i = 0; i < b->n; i++) pg_get_f32(raw + i, a->m, t->mask[r], b->keys[i], 1);
+      }
     }
-  }
-  for (int j = 0; j < KEYS; j++) b.keys[j] = (uint8_t)j;
-  if (!any) return b;
-  b.n = 0;
-  for (int j = 0; j < n; j++)
-    if (seen[j]) {
-      b.keys[b.n++] = (uint8_t)j;
-      b.biased |= (int)added[j];
-    }
-  b.run = b.n && b.keys[b.n - 1] - b.keys[0] == b.n - 1;
-  for (int r = 0; b.biased && r < t->n; r++) {
-    const float *raw = w->raw + t->own[r] * KEYS, slope = t->slope[r];
-    float *bias = w->bias + r * row_step;
     if (slope != 0) {
-      for (int i = 0; i < b.n; i++) bias[i * key_step] = slope * raw[b.keys[i]];
+      for (int i = 0; i < b->n; i++) bias[i * key_step] = slope * raw[i];
     } else { // -inf hides a key here, too
-      for (int i = 0; i < b.n; i++) bias[i * key_step] = raw[b.keys[i]] == -INFINITY ? -INFINITY : 0 * raw[b.keys[i]];
+      for (int i = 0; i < b->n; i++) bias[i * key_step] = raw[i] == -INFINITY ? -INFINITY : 0 * raw[i];
     }
   }
-  return b;
+}
+
+// The rows that exist, as bits.
+static inline uint32_t tile_rows(const tile *t) { return t->n == 32 ? ~0u : (1u << t->n) - 1; }
+
+// The keys from i on until groups end, or the block does: one past the last one. `rows`: those whose groups end.
+static inline int group_end(const block *b, int i, uint32_t *rows) {
+  while (i < b->n - 1 && !b->ends[i]) i++;
+  *rows = b->ends[i] | (i == b->n - 1 ? b->done : 0);
+  return i + 1;
 }
 
 static inline int64_t attn_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -169,28 +175,26 @@ PG_INLINE vf float_load(const char *p, int64_t i, int64_t type) {
 
 // Convert the rows of a block's keys to f32: to[i * ld ..] = row keys[i] of x, whose row 0 is at `head`.
 void PG_FN(attention_rows)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
-// The same for a transposed x: to[c * KEYS + i] = element keys[i] of row c; padded with zeros to whole registers.
+// The same for a transposed x.
+void PG_FN(attention_turned)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
+// Its columns, for keys that lie side by side: to[c * KEYS + i] = element keys[i] of row c; padded with zeros to whole
+// registers.
 void PG_FN(attention_columns)(const pg_tensor *x, const char *head, const block *b, float *to);
 
-// Adds keys first..last to a tile's state (which starts with top -inf, the rest 0).
-void PG_FN(attend_few)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
-                       int64_t last);
-void PG_FN(attend_tile)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
-                        int64_t last);
+// How a tile is computed, in three steps. The scores of block i are at s + i * tile * KEYS: [tile][KEYS] for FEW rows,
+// else [KEYS][tile].
+typedef struct attend {
+  // Compute the scores of blocks, and the largest one of each row.
+  void (*scores)(const attention *a, const tile *t, const scratch *w, const sight *x, pg_range blocks, float *s,
+                 float *top);
+  // Turn the scores of a block into weights.
+  void (*weights)(const attention *a, const tile *t, const block *b, float *s, const float *top);
+  // Add all values to the sums, times their weights. `are_scores`: s has to be turned into weights first.
+  void (*values)(const attention *a, const tile *t, const scratch *w, const sight *x, float *s, int are_scores,
+                 const state *st);
+} attend;
+extern const attend PG_FN(attend_few), PG_FN(attend_tile);
 
-// Run the op with another function instead of attend_tile.
-typedef void (*pg_attend)(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
-                          int64_t last);
-int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, pg_attend many);
-int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, pg_attend many);
-
-// Those of AVX2, for levels above it.
-#if VF_N == 16
-#define NARROW(name) PG_CAT(name, __, avx2)
-#else
-#define NARROW PG_FN
-#endif
-int64_t NARROW(flash_attn_ext_work)(const pg_task *t, int nth);
-int NARROW(flash_attn_ext_any)(const pg_task *t, int ith, int nth);
-int64_t NARROW(attn_vt_work)(const pg_task *t, int nth);
-int NARROW(attn_vt_any)(const pg_task *t, int ith, int nth);
+// Run the op with another way for tiles of many rows than attend_tile.
+int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, const attend *many);
+int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, const attend *many);

@@ -28,7 +28,7 @@ typedef struct tile_memory {
   float *product;              // [KEYS][width]
   float *top, *part, *weighed; // largest score, 1 / sum of exp, gradient times result of each row
   float *weights, *tanh;       // [n_kv] of all keys
-  block *blocks;               // of the tile
+  sight sight;                 // of the tile
 } tile_memory;
 
 static backward back_unpack(const pg_task *t) {
@@ -61,8 +61,7 @@ static int64_t back_tile_floats(const backward *b) {
   const int64_t n_blocks = (a->n_kv + KEYS - 1) / KEYS, wide = PG_MAX(a->dp, a->dvp);
   const int64_t fixed = a->tile * (3 * a->dp + 2 * a->dvp + 3 * KEYS + 3) + KEYS * (wide + 2 * VF_N);
   const int64_t scores = pg_times(n_blocks, KEYS * a->tile * (a->cap > 0 ? 2 : 1));
-  const int64_t blocks = pg_times(n_blocks, (sizeof(block) + 3) / 4);
-  return attn_up(pg_plus(fixed, pg_plus(scores, blocks)), VF_N);
+  return attn_up(pg_plus(fixed, pg_plus(scores, sight_floats(a->n_kv))), VF_N);
 }
 
 static tile_memory back_memory(const backward *b, float *p) {
@@ -84,10 +83,9 @@ static tile_memory back_memory(const backward *b, float *p) {
   TAKE(part, a->tile);
   TAKE(weighed, a->tile);
   TAKE(weights, n_blocks * KEYS * a->tile);
-  m.tanh = p;
-  p += a->cap > 0 ? n_blocks * KEYS * a->tile : 0;
+  TAKE(tanh, a->cap > 0 ? n_blocks * KEYS * a->tile : 0);
 #undef TAKE
-  m.blocks = (block *)p;
+  m.sight = sight_at(p, a->n_kv);
   return m;
 }
 
@@ -140,23 +138,30 @@ static void back_read(const backward *b, const tile *x, const tile_memory *m) {
   }
 }
 
-PG_INLINE void back_product(float *out, const float *keep, const float *f, int along, int64_t step, const float *lanes,
+PG_INLINE void back_product(float *out, enum sums how, const float *f, int along, int64_t step, const float *lanes,
                             int64_t n_i, int64_t n_l, int64_t width) {
   const fetch none = {0};
   if (width == VF_N) {
-    tile_product(out, keep, f, along, step, lanes, n_i, n_l, none, 1);
+    tile_product(out, how, f, along, step, lanes, n_i, n_l, none, 1);
   } else {
-    tile_product(out, keep, f, along, step, lanes, n_i, n_l, none, 2);
+    tile_product(out, how, f, along, step, lanes, n_i, n_l, none, 2);
   }
 }
 
 // Compute the scores of a block, and the largest ones so far.
-static void back_scores(const backward *b, const tile *x, const tile_memory *m, const block *at) {
+static void back_scores(const backward *b, const tile *x, const tile_memory *m, int64_t number) {
   const attention *a = &b->a;
-  const int64_t ld = a->tile, first = at->first * ld;
+  const block *at = m->sight.blocks + number;
+  const fetch none = {0};
+  const int64_t ld = a->tile, first = number * KEYS * ld;
   float *s = m->weights + first;
   PG_FN(attention_rows)(a->k, tile_kv(a->k, x), at, m->w.kv, a->dp);
-  back_product(s, NULL, m->w.kv, 1, a->dp, m->w.q, at->n, a->d, ld);
+  if (ld == VF_N) {
+    tile_dots(s, m->w.kv, a->dp, m->w.q, at->n, a->d, none, 1);
+  } else {
+    tile_dots(s, m->w.kv, a->dp, m->w.q, at->n, a->d, none, 2);
+  }
+  block_bias(a, x, at, &m->w, 1, ld);
   for (int64_t v = 0; v < ld; v += VF_N) {
     vf top = vf_load(m->top + v);
     for (int64_t i = v; i < at->n * ld; i += ld) {
@@ -179,7 +184,7 @@ static void back_scores(const backward *b, const tile *x, const tile_memory *m, 
 
 // Turn the scores of all blocks into exp(score - top), and `part` into the factor that makes them weights. Adds the
 // gradients of sinks.
-static void back_weights(const backward *b, const tile *x, const tile_memory *m, int64_t n_blocks, double *of_sinks) {
+static void back_weights(const backward *b, const tile *x, const tile_memory *m, double *of_sinks) {
   const attention *a = &b->a;
   const int64_t ld = a->tile;
   float sink[TILE], top[TILE], sum[TILE];
@@ -191,10 +196,10 @@ static void back_weights(const backward *b, const tile *x, const tile_memory *m,
   }
   for (int64_t v = 0; v < ld; v += VF_N) {
     vf total = vf_zero();
-    for (int64_t j = 0; j < n_blocks; j++) {
-      float *s = m->weights + m->blocks[j].first * ld + v;
+    for (int64_t j = 0; j < m->sight.n_blocks; j++) {
+      float *s = m->weights + j * KEYS * ld + v;
       vf some = vf_zero();
-      for (int64_t i = 0; i < m->blocks[j].n * ld; i += ld) {
+      for (int64_t i = 0; i < m->sight.blocks[j].n * ld; i += ld) {
         const vf e = vf_exp_below(vf_load(s + i) - vf_load(top + v));
         vf_store(s + i, e);
         some += e;
@@ -216,23 +221,23 @@ static void back_add_rows(const backward *b, const tile *x, const tile_memory *m
   const int64_t ld = b->a.tile;
   for (int64_t c = 0, w; c < n; c += w) {
     w = back_width(n, c);
-    back_product(m->product, NULL, f, 1, ld, rows + c * ld, at->n, x->n, w);
+    back_product(m->product, SUMS_NEW, f, 1, ld, rows + c * ld, at->n, x->n, w);
     for (int i = 0; i < at->n; i++) {
-      float *to = sums + (at->first + at->keys[i]) * n + c;
+      float *to = sums + at->keys[i] * n + c;
       for (int64_t v = 0; v < w; v += VF_N) vf_store(to + v, vf_load(to + v) + vf_load(m->product + i * w + v));
     }
   }
 }
 
 // Add what a block has for the gradients of q, k and v.
-static void back_block(const backward *b, const tile *x, const tile_memory *m, const block *at, float *of_k,
+static void back_block(const backward *b, const tile *x, const tile_memory *m, int64_t number, float *of_k,
                        float *of_v) {
   const attention *a = &b->a;
-  const int64_t ld = a->tile, first = at->first * ld;
-  float *weights = m->weights + first, *gs = m->w.s, one[TILE];
-  for (int64_t r = 0; r < ld; r++) one[r] = 1;
+  const block *at = m->sight.blocks + number;
+  const int64_t ld = a->tile, first = number * KEYS * ld;
+  float *weights = m->weights + first, *gs = m->w.s;
   PG_FN(attention_rows)(a->v, tile_kv(a->v, x), at, m->w.kv, a->dvp);
-  back_product(gs, NULL, m->w.kv, 1, a->dvp, m->gy, at->n, a->dv, ld);
+  back_product(gs, SUMS_NEW, m->w.kv, 1, a->dvp, m->gy, at->n, a->dv, ld);
   for (int64_t v = 0; v < ld; v += VF_N) {
     const vf part = vf_load(m->part + v), weighed = vf_load(m->weighed + v);
     for (int64_t i = v; i < at->n * ld; i += ld) {
@@ -247,26 +252,21 @@ static void back_block(const backward *b, const tile *x, const tile_memory *m, c
     }
   }
   PG_FN(attention_rows)(a->k, tile_kv(a->k, x), at, m->w.kv, a->dp);
-  back_product(m->of_q, one, m->w.kv, 0, a->dp, gs, a->d, at->n, ld);
+  back_product(m->of_q, SUMS_ADD, m->w.kv, 0, a->dp, gs, a->d, at->n, ld);
   back_add_rows(b, x, m, at, weights, m->gy_rows, a->dvp, of_v);
   back_add_rows(b, x, m, at, gs, m->q_rows, a->dp, of_k);
 }
 
-static void back_tile(const backward *b, const tile *x, const tile_memory *m, float *sums, double *of_sinks) {
+static void back_tile(const backward *b, const tile *x, tile_memory *m, float *sums, double *of_sinks) {
   const attention *a = &b->a;
   float *of_k = sums, *of_v = of_k + a->n_kv * a->dp;
-  int64_t n_blocks = 0;
   back_read(b, x, m);
   for (int64_t r = 0; r < a->tile; r++) m->top[r] = -INFINITY;
-  for (int64_t j = 0; j < a->n_kv; j += KEYS) {
-    const block at = tile_block(a, x, j, a->n_kv, &m->w, 1, a->tile);
-    if (!at.n) continue;
-    back_scores(b, x, m, &at);
-    m->blocks[n_blocks++] = at;
-  }
-  back_weights(b, x, m, n_blocks, of_sinks);
+  PG_FN(attention_sight)(a, x, &m->w, &m->sight);
+  for (int64_t i = 0; i < m->sight.n_blocks; i++) back_scores(b, x, m, i);
+  back_weights(b, x, m, of_sinks);
   memset(m->of_q, 0, (size_t)(a->dp * a->tile) * sizeof(float));
-  for (int64_t i = 0; i < n_blocks; i++) back_block(b, x, m, m->blocks + i, of_k, of_v);
+  for (int64_t i = 0; i < m->sight.n_blocks; i++) back_block(b, x, m, i, of_k, of_v);
   for (int r = 0; r < x->n; r++) {
     const int64_t token = tile_token(a, x, r) + x->batch * a->q->ne[1];
     float *y = b->of_q + (token * a->q->ne[2] + tile_head(a, x, r)) * a->d;
@@ -309,7 +309,7 @@ int PG_FN(flash_attn_ext_back_any)(const pg_task *t, int ith, int nth) {
   const pg_range all = {0, a->n_kv};
   double *sinks = (double *)t->work;
   float *sums = (float *)t->work + back_sink_floats(&b);
-  const tile_memory m = back_memory(&b, sums + n_sums * step + ith * back_tile_floats(&b));
+  tile_memory m = back_memory(&b, sums + n_sums * step + ith * back_tile_floats(&b));
   for (int64_t i = pg_next_chunk(t, nth, -1); i < b.n_heads * b.n_parts; i = pg_next_chunk(t, nth, i)) {
     const int64_t head = i / b.n_parts;
     float *own = sums + (b.n_parts > 1 ? i : ith) * step;

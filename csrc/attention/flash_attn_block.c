@@ -1,4 +1,4 @@
-// Convert a block of K or V to f32.
+// Find the keys that a tile sees, and convert blocks of K or V to f32.
 #include "attention/flash_attn.h"
 
 PG_INLINE vf float_load_n(const char *p, int64_t i, int n, int64_t type) {
@@ -16,48 +16,205 @@ PG_INLINE void floats(const char *p, float *to, int64_t n, int64_t type) {
   if (i < n) vf_store(to + i, float_load_n(p, i, (int)(n - i), type));
 }
 
-PG_INLINE void float_rows(const pg_tensor *x, const char *first, const block *b, float *to, int64_t ld, int64_t type) {
-  for (int i = 0; i < b->n; i++) floats(first + b->keys[i] * x->nb[1], to + i * ld, x->ne[0], type);
+PG_INLINE void float_rows(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld, int64_t type) {
+  for (int i = 0; i < b->n; i++) floats(head + b->keys[i] * x->nb[1], to + i * ld, x->ne[0], type);
 }
 
 void PG_FN(attention_rows)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld) {
-  const char *first = head + b->first * x->nb[1];
   if (x->type == PG_F32) {
-    float_rows(x, first, b, to, ld, PG_F32);
+    float_rows(x, head, b, to, ld, PG_F32);
   } else if (x->type == PG_F16) {
-    float_rows(x, first, b, to, ld, PG_F16);
+    float_rows(x, head, b, to, ld, PG_F16);
   } else if (x->type == PG_BF16) {
-    float_rows(x, first, b, to, ld, PG_BF16);
+    float_rows(x, head, b, to, ld, PG_BF16);
   } else {
     const pg_to_f32 to_f32 = PG_FN(to_f32)(x->type);
     for (int i = 0; i < b->n; i++) {
-      to_f32(first + b->keys[i] * x->nb[1], to + i * ld, x->ne[0]);
+      to_f32(head + b->keys[i] * x->nb[1], to + i * ld, x->ne[0]);
       for (int64_t c = x->ne[0]; c < ld; c++) to[i * ld + c] = 0;
     }
   }
 }
 
-PG_INLINE void float_columns(const pg_tensor *x, const char *first, const block *b, float *to, int64_t type) {
-  const int64_t size = type == PG_F32 ? 4 : 2;
-  for (int64_t c = 0; c < x->ne[1]; c++, first += x->nb[1], to += KEYS) {
-    const int from = b->keys[0], n = b->keys[b->n - 1] + 1 - from;
-    if (b->run) {
-      floats(first + from * size, to, n, type);
-      continue;
-    }
-    float all[KEYS];
-    floats(first + from * size, all, n, type);
-    for (int i = 0; i < b->n; i++) to[i] = all[b->keys[i] - from];
-    for (int i = b->n; i % VF_N; i++) to[i] = 0;
-  }
+PG_INLINE void float_columns(const pg_tensor *x, const char *head, const block *b, float *to, int64_t type) {
+  const char *first = head + b->keys[0] * x->nb[0];
+  for (int64_t c = 0; c < x->ne[1]; c++) floats(first + c * x->nb[1], to + c * KEYS, b->n, type);
 }
 
 void PG_FN(attention_columns)(const pg_tensor *x, const char *head, const block *b, float *to) {
   if (x->type == PG_F32) {
-    float_columns(x, head + b->first * 4, b, to, PG_F32);
+    float_columns(x, head, b, to, PG_F32);
   } else if (x->type == PG_F16) {
-    float_columns(x, head + b->first * 2, b, to, PG_F16);
+    float_columns(x, head, b, to, PG_F16);
   } else {
-    float_columns(x, head + b->first * 2, b, to, PG_BF16);
+    float_columns(x, head, b, to, PG_BF16);
+  }
+}
+
+// Keys i .. last, which lie within VF_N cells, of `rows` rows from `head` on.
+PG_INLINE void turn(const pg_tensor *x, const char *head, int64_t rows, const block *b, int i, int last, float *to,
+                    int64_t ld, int64_t type) {
+  const int64_t key = b->keys[i], rest = x->ne[0] - key;
+  const char *p = head + key * x->nb[0];
+  vf lines[VF_N];
+  if (rows >= VF_N && rest >= VF_N) {
+    UNROLL for (int c = 0; c < VF_N; c++) lines[c] = float_load(p + c * x->nb[1], 0, type);
+  } else {
+    for (int c = 0; c < VF_N; c++)
+      lines[c] = c >= rows      ? vf_zero()
+                 : rest >= VF_N ? float_load(p + c * x->nb[1], 0, type)
+                                : float_load_n(p + c * x->nb[1], 0, (int)rest, type);
+  }
+  vf_turn(lines);
+  if (last - i == VF_N) {
+    UNROLL for (int l = 0; l < VF_N; l++) vf_store(to + (i + l) * ld, lines[l]);
+  } else {
+    for (int l = i; l < last; l++) vf_store(to + l * ld, lines[b->keys[l] - key]);
+  }
+}
+
+PG_INLINE void float_turned(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld, int64_t type) {
+  for (int i = 0, last = 0; i < b->n; i = last) {
+    while (last < b->n && b->keys[last] - b->keys[i] < VF_N) last++;
+    for (int64_t c = 0; c < x->ne[1]; c += VF_N)
+      turn(x, head + c * x->nb[1], x->ne[1] - c, b, i, last, to + c, ld, type);
+  }
+}
+
+void PG_FN(attention_turned)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld) {
+  if (x->type == PG_F32) {
+    float_turned(x, head, b, to, ld, PG_F32);
+  } else if (x->type == PG_F16) {
+    float_turned(x, head, b, to, ld, PG_F16);
+  } else {
+    float_turned(x, head, b, to, ld, PG_BF16);
+  }
+}
+
+// What a mask does with some keys, for all rows of a tile.
+enum mask_kind { MASK_MIXED, MASK_HIDES, MASK_SHOWS }; // shows: it adds nothing, either
+
+static enum mask_kind tile_mask_kind(const attention *a, const tile *t, int64_t first, int64_t n) {
+  uint32_t differs = 0, any = 0; // bits in which numbers differ from -inf; from 0
+  for (int r = 0; r < t->n && !(differs && any); r++) {
+    if (t->own[r] != r) continue;
+    if (a->m->type == PG_F16) {
+      const uint16_t *x = (const uint16_t *)t->mask[r] + first;
+      uint16_t not_hidden = 0, some = 0;
+      for (int64_t i = 0; i < n; i++) {
+        not_hidden |= x[i] ^ 0xfc00;
+        some |= x[i];
+      }
+      differs |= not_hidden;
+      any |= some;
+    } else {
+      const uint32_t *x = (const uint32_t *)t->mask[r] + first;
+      for (int64_t i = 0; i < n; i++) {
+        differs |= x[i] ^ 0xff800000u;
+        any |= x[i];
+      }
+    }
+  }
+  return !differs ? MASK_HIDES : any ? MASK_MIXED : MASK_SHOWS;
+}
+
+// The keys found so far.
+typedef struct found {
+  sight *x;
+  int64_t n;
+  int n_masks;         // masks that differ
+  uint32_t own;        // rows whose mask no row before has, as bits
+  uint32_t bits[TILE]; // rows with the mask of row r, which is their own
+  int32_t count[TILE]; // keys that row r has seen since its last group ended
+  int64_t last[TILE];  // n after the last key that row r saw
+} found;
+
+// Note that groups of the rows `own` end with key i.
+static void found_ends(found *f, int64_t i, uint32_t own) {
+  block *b = f->x->blocks + i / KEYS;
+  for (; own; own &= own - 1) f->x->ends[i] |= f->bits[__builtin_ctz(own)];
+  b->split |= i % KEYS != KEYS - 1;
+}
+
+// All rows see the keys first .. first + n.
+static void found_run(found *f, int64_t first, int n) {
+  for (int i = 0; i < n; i++) f->x->keys[f->n + i] = (int32_t)(first + i);
+  for (uint32_t own = f->own; own; own &= own - 1) {
+    const int r = __builtin_ctz(own), all = f->count[r] + n;
+    if (all >= KEYS) found_ends(f, f->n + KEYS - 1 - f->count[r], 1u << r);
+    f->count[r] = all % KEYS;
+    f->last[r] = f->n + n;
+  }
+  f->n += n;
+}
+
+// The rows `seen` see a key.
+PG_INLINE void found_key(found *f, int64_t key, uint32_t seen) {
+  const int64_t i = f->n++;
+  uint32_t full = 0;
+  f->x->keys[i] = (int32_t)key;
+  if (f->n_masks == 1) {
+    full = ++f->count[0] == KEYS;
+    f->count[0] &= KEYS - 1;
+    f->last[0] = f->n;
+  } else {
+    for (int r = 0; r < TILE; r++) {
+      const int one = seen >> r & 1;
+      f->count[r] += one;
+      f->last[r] = one ? f->n : f->last[r];
+      full |= (uint32_t)(f->count[r] == KEYS) << r;
+      f->count[r] &= KEYS - 1;
+    }
+  }
+  if (full) found_ends(f, i, full);
+}
+
+static void found_some(found *f, const attention *a, const tile *t, const scratch *w, int64_t first, int n) {
+  uint32_t seen[KEYS] = {0}, added[KEYS] = {0};
+  for (uint32_t own = f->own; own; own &= own - 1) {
+    const int r = __builtin_ctz(own);
+    float *raw = w->raw;
+    pg_get_f32(raw, a->m, t->mask[r], first, n);
+    for (int j = 0; j < n; j++) {
+      seen[j] |= (uint32_t)(raw[j] != -INFINITY) << r;
+      added[j] |= raw[j] != 0;
+    }
+  }
+  for (int j = 0; j < n; j++)
+    if (seen[j]) {
+      f->x->blocks[f->n / KEYS].biased |= (int)added[j];
+      found_key(f, first + j, seen[j]);
+    }
+}
+
+void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w, sight *x) {
+  found f = {.x = x};
+  const int64_t most = sight_blocks(a->n_kv);
+  memset(x->blocks, 0, (size_t)most * sizeof *x->blocks);
+  memset(x->ends, 0, (size_t)(most * KEYS) * sizeof *x->ends);
+  for (int r = 0; r < t->n; r++) {
+    const int own = a->m->data ? t->own[r] : 0;
+    f.n_masks += own == r;
+    f.own |= 1u << own;
+    f.bits[own] |= 1u << r;
+  }
+  for (int64_t first = 0; first < a->n_kv; first += KEYS) {
+    const int n = (int)PG_MIN(KEYS, a->n_kv - first);
+    const enum mask_kind kind = a->m->data ? tile_mask_kind(a, t, first, n) : MASK_SHOWS;
+    if (kind == MASK_SHOWS) found_run(&f, first, n);
+    if (kind == MASK_MIXED) found_some(&f, a, t, w, first, n);
+  }
+  x->n_blocks = (f.n + KEYS - 1) / KEYS;
+  for (int64_t i = 0; i < x->n_blocks; i++) {
+    block *b = x->blocks + i;
+    b->keys = x->keys + i * KEYS;
+    b->ends = x->ends + i * KEYS;
+    b->n = (int)PG_MIN(KEYS, f.n - i * KEYS);
+    b->run = b->keys[b->n - 1] - b->keys[0] == b->n - 1;
+    b->done = ~0u;
+    for (uint32_t own = f.own; own; own &= own - 1) {
+      const int r = __builtin_ctz(own);
+      if (f.last[r] > i * KEYS + b->n) b->done &= ~f.bits[r];
+    }
   }
 }

@@ -13,35 +13,29 @@ PG_INLINE void put_queries(const attention *a, const tile *t, const scratch *w, 
   }
 }
 
-// Turn scores into exp(score - top). `keep` gets the factors for the results so far, because tops may have risen.
-PG_INLINE void exponentials(const attention *a, float *s, const float *bias, int n, const state *st, float *keep,
-                            int NV) {
+// Finish the scores of a block: cap them, apply the mask, and keep the largest of each row.
+PG_INLINE void finish_scores(const attention *a, const block *b, const scratch *w, float *s, float *top, int NV) {
   const int64_t ld = NV * VF_N;
   for (int64_t v = 0; v < ld; v += VF_N) {
-    const vf old = vf_load(st->top + v);
-    vf top = old;
-    for (int i = 0; i < n; i++) {
+    vf most = vf_load(top + v);
+    for (int i = 0; i < b->n; i++) {
       vf x = vf_load(s + i * ld + v);
       if (a->cap > 0) x = vf_set1(a->cap) * vf_tanh(x);
-      if (bias) {
-        const vf b = vf_load(bias + i * ld + v);
-        x = vf_masked(x + b, b);
+      if (b->biased) {
+        const vf bias = vf_load(w->bias + i * ld + v);
+        x = vf_masked(x + bias, bias);
       }
       vf_store(s + i * ld + v, x);
-      top = vf_max(x, top);
+      most = vf_max(x, most);
     }
-    vf_store(st->top + v, top);
-    top = vf_if_lt(vf_set1(-3e38f), top, top, vf_zero()); // no key was visible yet
-    vf part = vf_zero();
-    for (int i = 0; i < n; i++) {
-      const vf e = vf_exp_below(vf_load(s + i * ld + v) - top);
-      vf_store(s + i * ld + v, e);
-      part += e;
-    }
-    const vf factor = vf_exp_below(old - top);
-    vf_store(keep + v, factor);
-    vf_store(st->sum + v, vf_fma(vf_load(st->sum + v), factor, part));
+    vf_store(top + v, most);
   }
+}
+
+// The largest scores of VF_N rows, 0 for rows that see no key.
+PG_INLINE vf tops_of(const float *top) {
+  const vf x = vf_load(top);
+  return vf_if_lt(vf_set1(-3e38f), x, x, vf_zero());
 }
 
 // Memory to prefetch in the course of a product: the next block of K or V. It is requested bit by bit, because all at
@@ -75,26 +69,99 @@ PG_INLINE void fetch_up_to(fetch *f, int64_t i, int64_t n) {
     for (int64_t o = 0; o < f->bytes; o += 64) __builtin_prefetch(f->data + f->done * f->nb + o);
 }
 
-// The two products of a block. The first one writes the scores of its keys to w->s. The second one multiplies the
-// weights, which have replaced the scores there, with the block's values, and adds the result so far times `keep`.
-// `next` is prefetched meanwhile.
-typedef void (*scores_of)(const attention *a, const scratch *w, const block *b, const char *k, fetch next);
-typedef void (*values_of)(const attention *a, const scratch *w, const block *b, const char *v, const float *keep,
-                          const state *st, fetch next);
+// The two products of a block. The first one writes the scores of its keys to s. The second one adds its values times
+// the weights s to the sums. `ends`: all groups end with the block, and begin with it. `next` is prefetched meanwhile.
+typedef void (*scores_of)(const attention *a, const scratch *w, const block *b, const char *k, float *s, fetch next);
+typedef void (*values_of)(const attention *a, const tile *t, const scratch *w, const block *b, const char *v,
+                          const float *s, const state *st, int ends, fetch next);
 
-// Walk the keys first .. last, block by block. The queries have been written before.
-PG_INLINE void walk_keys(const attention *a, const tile *t, const scratch *w, const state *st, int64_t first,
-                         int64_t last, int NV, scores_of scores, values_of add_values) {
-  const char *k = tile_kv(a->k, t), *v = tile_kv(a->v, t);
-  fetch k0 = block_at(a->k, 0, k, first), v0 = block_at(a->v, a->transposed, v, first);
-  fetch_up_to(&k0, 1, 1);
-  fetch_up_to(&v0, 1, 1);
-  for (int64_t j = first; j < last; j += KEYS) {
-    float keep[TILE];
-    const block b = tile_block(a, t, j, last, w, 1, NV * VF_N);
-    if (!b.n) continue;
-    scores(a, w, &b, k, block_at(a->k, 0, k, j + KEYS));
-    exponentials(a, w->s, b.biased ? w->bias : NULL, b.n, st, keep, NV);
-    add_values(a, w, &b, v, keep, st, next_v(a, v, j));
+// Compute scores of blocks, see `attend`.
+PG_INLINE void walk_scores(const attention *a, const tile *t, const scratch *w, const sight *x, pg_range blocks,
+                           float *s, float *top, int NV, scores_of scores) {
+  const char *k = tile_kv(a->k, t);
+  for (int64_t i = blocks.first; i < blocks.last; i++) {
+    const block *b = x->blocks + i;
+    float *to = s + i * KEYS * NV * VF_N;
+    if (i == blocks.first) {
+      fetch first = block_at(a->k, 0, k, b->keys[0]);
+      fetch_up_to(&first, 1, 1);
+    }
+    block_bias(a, t, b, w, 1, NV * VF_N);
+    scores(a, w, b, k, to, block_at(a->k, 0, k, b->keys[b->n - 1] + 1));
+    finish_scores(a, b, w, to, top, NV);
+  }
+}
+
+// Turn the scores of a block into weights. With `sum`, add them to it.
+PG_INLINE void weigh(const block *b, float *s, const float *top, float *sum, int NV) {
+  const int64_t ld = NV * VF_N;
+  for (int64_t v = 0; v < ld; v += VF_N) {
+    const vf most = tops_of(top + v);
+    vf all = vf_zero();
+    for (int i = 0; i < b->n; i++) {
+      const vf e = vf_exp_below(vf_load(s + i * ld + v) - most);
+      vf_store(s + i * ld + v, e);
+      all += e;
+    }
+    if (sum) vf_store(sum + v, vf_load(sum + v) + all);
+  }
+}
+
+// Whether the groups of all rows end with the block.
+static inline int all_end(const tile *t, const block *b) { return !(tile_rows(t) & ~(b->ends[b->n - 1] | b->done)); }
+
+// Lanes r .. of rows, as a mask.
+PG_INLINE vbits lanes_of(uint32_t rows, int64_t r) {
+  int32_t lanes[VF_N];
+  vbits x;
+  for (int i = 0; i < VF_N; i++) lanes[i] = -(int32_t)(rows >> (r + i) & 1);
+  memcpy(&x, lanes, sizeof x);
+  return x;
+}
+
+// Add the parts of these rows to their sums, n of each, and begin new ones.
+PG_INLINE void end_groups(float *sums, float *parts, int64_t n, uint32_t rows, int NV) {
+  const int64_t ld = NV * VF_N;
+  for (int64_t v = 0; v < ld; v += VF_N) {
+    const vbits lanes = lanes_of(rows, v);
+    for (int64_t c = v; c < n * ld; c += ld) {
+      const vf part = vf_load(parts + c);
+      vf_store(sums + c, vf_load(sums + c) + vf_pick(lanes, part, vf_zero()));
+      vf_store(parts + c, vf_pick(lanes, vf_zero(), part));
+    }
+  }
+}
+
+// Sum up the weights of a block whose groups end anywhere.
+PG_INLINE void sum_weights(const block *b, const float *s, const state *st, int NV) {
+  const int64_t ld = NV * VF_N;
+  uint32_t rows;
+  for (int i = 0, last; i < b->n; i = last) {
+    last = group_end(b, i, &rows);
+    for (int64_t v = 0; v < ld; v += VF_N) {
+      vf part = vf_load(st->sum_part + v);
+      for (int k = i; k < last; k++) part += vf_load(s + k * ld + v);
+      vf_store(st->sum_part + v, part);
+    }
+    end_groups(st->sum, st->sum_part, 1, rows, NV);
+  }
+}
+
+// Add all values to the sums, see `attend`.
+PG_INLINE void walk_values(const attention *a, const tile *t, const scratch *w, const sight *x, float *s,
+                           int are_scores, const state *st, int NV, values_of add_values) {
+  const char *v = tile_kv(a->v, t);
+  int ended = 1; // no group is under way
+  for (int64_t i = 0; i < x->n_blocks; i++, s += KEYS * NV * VF_N) {
+    const block *b = x->blocks + i;
+    const int end = all_end(t, b), ends = ended && end && !b->split;
+    if (i == 0) {
+      fetch first = block_at(a->v, a->transposed, v, b->keys[0]);
+      fetch_up_to(&first, 1, 1);
+    }
+    if (are_scores) weigh(b, s, st->top, ends ? st->sum : NULL, NV);
+    if (!are_scores || !ends) sum_weights(b, s, st, NV);
+    add_values(a, t, w, b, v, s, st, ends, next_v(a, v, b->keys[0]));
+    ended = end;
   }
 }

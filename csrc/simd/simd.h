@@ -90,6 +90,40 @@ PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
   const __m256 h = _mm512_castps512_ps256(q) + _mm512_extractf32x8_ps(q, 1);
   _mm_storeu_ps(s, _mm256_castps256_ps128(h) + _mm256_extractf128_ps(h, 1));
 }
+// The same; each sum is that of its four quarters, one after the other, and so is each quarter of its four lanes.
+PG_INLINE void vf_sum4_in_turn(float *s, vf a, vf b, vf c, vf d) {
+  const __m512 ab = _mm512_unpacklo_ps(a, b), cd = _mm512_unpacklo_ps(c, d);
+  const __m512 ef = _mm512_unpackhi_ps(a, b), gh = _mm512_unpackhi_ps(c, d);
+  const __m512 q =
+      ((_mm512_shuffle_ps(ab, cd, 0x44) + _mm512_shuffle_ps(ab, cd, 0xee)) + _mm512_shuffle_ps(ef, gh, 0x44)) +
+      _mm512_shuffle_ps(ef, gh, 0xee);
+  const __m256 low = _mm512_castps512_ps256(q), high = _mm512_extractf32x8_ps(q, 1);
+  _mm_storeu_ps(s, ((_mm256_castps256_ps128(low) + _mm256_extractf128_ps(low, 1)) + _mm256_castps256_ps128(high)) +
+                       _mm256_extractf128_ps(high, 1));
+}
+// Transpose VF_N registers.
+PG_INLINE void vf_turn(vf *x) {
+  __m512i a[16], b[16];
+  _Pragma("GCC unroll 8") for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(_mm512_castps_si512(x[i]), _mm512_castps_si512(x[i + 1]));
+    a[i + 1] = _mm512_unpackhi_epi32(_mm512_castps_si512(x[i]), _mm512_castps_si512(x[i + 1]));
+  }
+  _Pragma("GCC unroll 4") for (int i = 0; i < 16; i += 4) _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
+    b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+    b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+  }
+  // b[4i + j] now has the lanes j, 4 + j, 8 + j, 12 + j of the registers 4i .. 4i + 3.
+  _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
+    const __m512i low02 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88);
+    const __m512i low13 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+    const __m512i high02 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+    const __m512i high13 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+    x[j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low02, high02, 0x88));
+    x[4 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low13, high13, 0x88));
+    x[8 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low02, high02, 0xdd));
+    x[12 + j] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(low13, high13, 0xdd));
+  }
+}
 
 #elif defined(PG_ISA_avx2)
 #include <immintrin.h>
@@ -187,6 +221,30 @@ PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
   const __m256 q = vf_quarters4(a, b, c, d);
   _mm_storeu_ps(s, _mm256_castps256_ps128(q) + _mm256_extractf128_ps(q, 1));
 }
+PG_INLINE void vf_sum4_in_turn(float *s, vf a, vf b, vf c, vf d) {
+  const __m256 ab = _mm256_unpacklo_ps(a, b), cd = _mm256_unpacklo_ps(c, d);
+  const __m256 ef = _mm256_unpackhi_ps(a, b), gh = _mm256_unpackhi_ps(c, d);
+  const __m256 q =
+      ((_mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee)) + _mm256_shuffle_ps(ef, gh, 0x44)) +
+      _mm256_shuffle_ps(ef, gh, 0xee);
+  _mm_storeu_ps(s, _mm256_castps256_ps128(q) + _mm256_extractf128_ps(q, 1));
+}
+PG_INLINE void vf_turn(vf *x) {
+  __m256 a[8], b[8];
+  _Pragma("GCC unroll 4") for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+  }
+  _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4) _Pragma("GCC unroll 2") for (int j = 0; j < 2; j++) {
+    b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+    b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xee);
+  }
+  // b[4i + j] now has the lanes j and 4 + j of the registers 4i .. 4i + 3.
+  _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) {
+    x[j] = _mm256_permute2f128_ps(b[j], b[4 + j], 0x20);
+    x[4 + j] = _mm256_permute2f128_ps(b[j], b[4 + j], 0x31);
+  }
+}
 
 #else // portable: gcc's and clang's vector extension
 #include <math.h>
@@ -280,6 +338,16 @@ PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {
   s[1] = vf_sum(b);
   s[2] = vf_sum(c);
   s[3] = vf_sum(d);
+}
+PG_INLINE void vf_sum4_in_turn(float *s, vf a, vf b, vf c, vf d) {
+  s[0] = ((a[0] + a[1]) + a[2]) + a[3];
+  s[1] = ((b[0] + b[1]) + b[2]) + b[3];
+  s[2] = ((c[0] + c[1]) + c[2]) + c[3];
+  s[3] = ((d[0] + d[1]) + d[2]) + d[3];
+}
+PG_INLINE void vf_turn(vf *x) {
+  const vf a = x[0], b = x[1], c = x[2], d = x[3];
+  for (int i = 0; i < 4; i++) x[i] = (vf){a[i], b[i], c[i], d[i]};
 }
 #endif
 

@@ -138,7 +138,19 @@ class KVCache(KVCells):
 
     def slot(self, u: UBatch, taken: Sequence[Slot]) -> Slot:
         """Where `take` may put a ubatch. Raises KVCacheFull."""
-        return self.slot_of(u.n_tokens)
+        return self.slot_of(u.n_tokens, u.seq, u.sets)
+
+    def make_room(self, parts: Sequence[UBatch]) -> None:
+        """Have holes closed before the next step when these ubatches do not fit one after the other as cells lie now,
+        rather than when some of them have been computed."""
+        if sum(u.n_tokens for u in parts) <= self.size - self.end:
+            return
+        trial = self.copied()
+        try:
+            for u in parts:
+                trial.take(trial.slot(u, ()), u)
+        except KVCacheFull:
+            self.defrag()
 
     def take(self, slot: Slot, u: UBatch) -> None:
         """Put a ubatch into a slot, see `hold`."""

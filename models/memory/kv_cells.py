@@ -26,6 +26,7 @@ KV = TypeVar("KV", bound="KVCells")
 INT32_MAX = 2**31 - 1
 EMPTY, SHARED = -1, -2  # no sequence; several
 LAST_POS = INT32_MAX - 1
+_ARRAYS = ("pos", "delta", "seq", "pos_max", "seq_end", "owner")
 
 
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
@@ -100,6 +101,7 @@ class KVCells:
     delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 when it has no cells
+    seq_end int32 [n_seq_max]: one past the last cell of each sequence, 0 when it has no cells
     owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED when it belongs to several
     head    where the search for the next slot starts
     used    cells that are not empty
@@ -107,6 +109,11 @@ class KVCells:
     fixed   the reason why positions cannot be changed, for the errors of seq_add and seq_div; empty when they can
     version rises by one with every change of the cells (a `hold` is one change)
     lock    held by operations on sequences and, as it is the context's, by everything that a context does
+
+    The cells of each sequence ascend in position. Attention sums in the order of cells, so the result of a token does
+    not depend on where they lie (docs/memory.md). Tokens are put behind the last cell of their sequence; when there is
+    no room, the holes before have to be closed. An operation that leaves a sequence out of order wants its cells sorted
+    before the next step, see `order`.
 
     Operations are done as a whole or, when they raise or a signal comes, not at all; `hold` alone changes the cells
     bit by bit, for speed, and is taken back with `undo`.
@@ -116,6 +123,7 @@ class KVCells:
     delta: Ints
     seq: npt.NDArray[np.bool_]
     pos_max: Ints
+    seq_end: Ints
     owner: Ints
     head: int
     used: int
@@ -137,6 +145,7 @@ class KVCells:
             delta=np.zeros(self.size, np.int32),
             seq=np.zeros((self.n_seq_max, self.size), np.bool_),
             pos_max=np.full(self.n_seq_max, -1, np.int32),
+            seq_end=np.zeros(self.n_seq_max, np.int32),
             owner=np.full(self.size, EMPTY, np.int32),
             **dict.fromkeys(("head", "used", "end"), 0),
             **dict.fromkeys(("has_shift", "wants_defrag"), False),
@@ -146,7 +155,7 @@ class KVCells:
     def copied(self: KV) -> KV:
         """The same, with cells of its own."""
         new = object.__new__(type(self))
-        arrays = {name: getattr(self, name).copy() for name in ("pos", "delta", "seq", "pos_max", "owner")}
+        arrays = {name: getattr(self, name).copy() for name in _ARRAYS}
         vars(new).update(vars(self), **arrays)
         return new
 
@@ -157,31 +166,36 @@ class KVCells:
 
     # -- slots ----------------------------------------------------------------------------------------------------
 
-    def find_slot(self, n: int) -> int:
-        """Find `n` consecutive empty cells, and return the first of them. The search begins at the head, and then at
-        the start. When most cells before the head are empty, it begins at the start at once. Raises KVCacheFull."""
-        head = 0 if self.head > self.used + 2 * n else self.head
-        if head + n <= self.size and (self.pos.item(head) < 0 if n == 1 else self.pos[head : head + n].max() < 0):
-            return head
+    def find_slot(self, n: int, behind: int = 0) -> int:
+        """Find `n` consecutive empty cells from cell `behind` on, and return the first of them. The search begins at
+        the head, and then at `behind`. When most cells before the head are empty, it begins there at once. Raises
+        KVCacheFull."""
+        first = max(behind, 0 if self.head > self.used + 2 * n else self.head)
+        if first + n <= self.size and (self.pos.item(first) < 0 if n == 1 else self.pos[first : first + n].max() < 0):
+            return first
         if n <= self.size - self.used:
             taken = np.zeros(self.size + 1, np.int32)
             np.cumsum(self.pos >= 0, out=taken[1:])
             starts = np.flatnonzero(taken[n:] == taken[: self.size + 1 - n])
+            starts = starts[starts >= behind]
             if len(starts):
-                behind = starts[starts >= head]
-                return int(behind[0] if len(behind) else starts[0])
+                later = starts[starts >= first]
+                return int(later[0] if len(later) else starts[0])
         raise self.full(n)
 
     def full(self, n: int) -> KVCacheFull:
         """The error to raise when `n` tokens do not fit."""
         free = self.size - self.used
-        where = "" if free < n else ", but not side by side"
+        where = "" if free < n else ", but not side by side behind the cells of the sequences"
         text = f"{n} cells are needed; {free} of the {self.size} cells of the KV cache are free{where}"
         return KVCacheFull(text, n, free)
 
-    def slot_of(self, n: int) -> Slot:
-        """Where `hold` may put `n` tokens. Raises KVCacheFull."""
-        return Slot(self.find_slot(n), n, self.head)
+    def slot_of(self, n: int, seq: Ints, sets: SeqSets | None = None) -> Slot:
+        """Where `hold` may put `n` tokens of these sequences: behind all cells that these have. Raises KVCacheFull."""
+        behind = self.seq_end.item(seq.item(0)) if n == 1 else int(self.seq_end[seq].max())
+        for ids in sets or ():
+            behind = max(behind, *(self.seq_end.item(s) for s in ids))
+        return Slot(self.find_slot(n, behind), n, self.head)
 
     def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
@@ -193,6 +207,7 @@ class KVCells:
         if n == 1 and sets is None:
             s, p = seq.item(0), pos.item(0)
             self.pos[start], self.owner[start], self.seq[s, start] = p, s, True
+            self.seq_end[s] = stop
             if p > self.pos_max.item(s):
                 self.pos_max[s] = p
         else:
@@ -200,12 +215,13 @@ class KVCells:
             self.owner[start:stop] = seq
             self.seq[seq, np.arange(start, stop)] = True
             np.maximum.at(self.pos_max, seq, pos)
+            self.seq_end[seq] = np.arange(start + 1, stop + 1)
             for i, ids in enumerate(sets or ()):
                 if any(s != seq[i] for s in ids):
                     self.owner[start + i] = SHARED
                 for s in ids:
                     self.seq[s, start + i] = True
-                    self.pos_max[s] = max(self.pos_max[s], pos[i])
+                    self.pos_max[s], self.seq_end[s] = max(self.pos_max[s], pos[i]), start + i + 1
         self.used += n
         if stop > self.end:
             self.end = stop
@@ -226,6 +242,7 @@ class KVCells:
         self.pos[cells], self.delta[cells], self.seq[:, cells] = pos, delta, seq
         self.has_shift |= bool(delta.any())
         self._settle()
+        self._want_order()
 
     # -- what a graph needs ---------------------------------------------------------------------------------------
 
@@ -281,6 +298,7 @@ class KVCells:
         new = self.copied()
         new.seq[:, shared], new.owner[shared] = seq, owners
         new.pos_max[new.pos_max < first] = -1
+        new.seq_end[new.pos_max < 0] = 0
         new._free(freed)
         new.owner[freed] = EMPTY
         new.used, new.end, new.head, new.version = self.used - len(freed), end, head, self.version + 1
@@ -293,6 +311,7 @@ class KVCells:
         where = self.seq[self._checked(src)] & self._range(p0, p1)
         self.seq[self._checked(dst)] |= where
         self._settle()
+        self._want_order()
         self.head = 0
 
     @changing
@@ -344,7 +363,8 @@ class KVCells:
     # -- defragmentation ------------------------------------------------------------------------------------------
 
     def defrag(self) -> None:
-        """Close the holes between cells before the next step; the data moves through a graph then."""
+        """Close the holes between cells before the next step; the data moves through a graph then. (An operation that
+        leaves a sequence out of order calls for it, too.)"""
         self.wants_defrag = True
 
     def fragmentation(self) -> float:
@@ -354,8 +374,10 @@ class KVCells:
         return max(0.0, 1.0 - (self.used + self.padding) / n) if n >= 128 else 0.0
 
     def order(self) -> Ints:
-        """Cells in use, ascending: cell order()[i] is the one that `defrag_done` puts at i."""
-        return np.flatnonzero(self.pos >= 0).astype(np.int32)
+        """Cells in use: cell order()[i] is the one that `defrag_done` puts at i. They stay in their order, unless a
+        sequence is out of order; then they are sorted by position, which brings every sequence into order."""
+        cells = np.flatnonzero(self.pos >= 0).astype(np.int32)
+        return cells if self._ascends() else cells[np.argsort(self.pos[cells], kind="stable")]
 
     @at_once
     def defrag_done(self) -> None:
@@ -367,6 +389,10 @@ class KVCells:
         self._settle()
         self.head = 0 if n >= self.size else n
         self.wants_defrag = False
+
+    def is_packed(self) -> bool:
+        """Whether `defrag_done` would leave all cells where they are."""
+        return self.used == self.end and self._ascends()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -393,6 +419,14 @@ class KVCells:
         self.version += 1
         self.owner[:] = _owners(self.seq)
         self.pos_max[:] = np.where(self.seq, self.pos, -1).max(axis=1)
+        self.seq_end[:] = np.where(self.seq.any(axis=1), self.size - self.seq[:, ::-1].argmax(axis=1), 0)
+
+    def _ascends(self) -> bool:
+        """Whether the cells of each sequence ascend in position."""
+        return all(bool((p[1:] >= p[:-1]).all()) for p in (self.pos[row] for row in self.seq))
+
+    def _want_order(self) -> None:
+        self.wants_defrag |= not self._ascends()
 
     def _move(self, cells: npt.NDArray[Any], pos: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Put `cells` at positions `pos`; returns those that were freed as theirs is negative."""
@@ -408,4 +442,5 @@ class KVCells:
         freed = cells[pos < 0]
         self._free(freed)
         self._settle()
+        self._want_order()
         return freed

@@ -337,8 +337,8 @@ class LlamaContext(Closeable):
     @changing
     def update(self) -> None:
         """Do the work on the cache that was put off; every decode does this first. K is roped to the positions that
-        seq_add and seq_div gave to its cells, and holes are closed when `memory.defrag()` or `defrag_thold` asked for
-        it. Ctrl-C waits until the cache is consistent again."""
+        seq_add and seq_div gave to its cells. Holes are closed when `memory.defrag()` or `defrag_thold` asked for it,
+        and cells are sorted when an operation left a sequence out of order. Ctrl-C waits until the cache is consistent again."""
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():
@@ -403,6 +403,9 @@ class LlamaContext(Closeable):
                 raise BatchError(f"the model has learned {hp.n_ctx_train} positions, and knows no others: {SHORTER}")
             warn_beyond(hp)
             self._may_exceed = False
+        if len(parts) > 1:
+            for cache in graphs.memory.caches:
+                cache.make_room(parts)
         self.update()
         self._perf.n_queued = n
         try:

@@ -157,8 +157,8 @@ class Graphs:
 
     @no_scope()
     def defrag(self, cache: KVCache) -> None:
-        """Close the holes between cells."""
-        if cache.used < cache.end:
+        """Close the holes between cells, and bring them into order."""
+        if not cache.is_packed():
             graph, order = build_defrag(cache)
             self._move(graph, order, cache.order())
         cache.defrag_done()

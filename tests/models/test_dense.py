@@ -66,8 +66,8 @@ def test_layers_that_run_again() -> None:
 )
 def test_positions_that_tokens_keep(own: dict[str, Any], why: str) -> None:
     kv = KVCache(HParams(n_layer=1, **SIZES, **own), 64)
-    slot = kv.slot_of(2)
     one, pos = kv.pos[:2] * 0, kv.pos[:2] * 0
+    slot = kv.slot_of(2, one)
     pos[1] = 1
     kv.hold(slot, pos, one, None)
     for move in (lambda: kv.seq_add(0, 0, -1, 3), lambda: kv.seq_div(0, 0, -1, 2)):
@@ -86,7 +86,8 @@ def test_a_batch_alone() -> None:
     memory = get_architecture("dream").new_memory(HParams(n_layer=1, **SIZES, causal_attn=False), 64)
     assert memory.caches[0].transient
     cache = memory.caches[0]
-    cache.hold(cache.slot_of(2), cache.pos[:2] * 0, cache.pos[:2] * 0, None)
+    zeros = cache.pos[:2] * 0
+    cache.hold(cache.slot_of(2, zeros), zeros, zeros, None)
     assert memory.used == 2
     memory.settle()
     assert memory.used == 0

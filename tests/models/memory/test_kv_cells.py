@@ -28,21 +28,14 @@ class Plain:
     def used(self) -> int:
         return sum(p >= 0 for p, _ in self.cells)
 
-    def find_slot(self, n: int) -> int | None:
-        head = 0 if self.head > self.used() + 2 * n else self.head
-        tested = 0
-        while True:
-            if head + n > SIZE:
-                tested += SIZE - head
-                head = 0
-            else:
-                taken = next((i for i in range(n) if self.cells[head + i][0] >= 0), None)
-                if taken is None:
-                    return head
-                head += taken + 1
-                tested += taken + 1
-            if tested >= SIZE:
-                return None
+    def find_slot(self, n: int, seqs: set[int]) -> int | None:
+        behind = max((i + 1 for i, (_, s) in enumerate(self.cells) if s & seqs), default=0)
+        head = max(behind, 0 if self.head > self.used() + 2 * n else self.head)
+        starts = [*range(head, SIZE - n + 1), *range(behind, min(head, SIZE - n + 1))]
+        return next((i for i in starts if all(p < 0 for p, _ in self.cells[i : i + n])), None)
+
+    def ascends(self) -> bool:
+        return all(self.pos(s) == sorted(self.pos(s)) for s in range(N_SEQ))
 
     def take(self, start: int, tokens: list[tuple[int, frozenset[int]]]) -> None:
         self.cells[start : start + len(tokens)] = tokens
@@ -89,9 +82,10 @@ def within(p: int, p0: int, p1: int) -> bool:
 def apply(cells: KVCells, plain: Plain, op: tuple[Any, ...], next_pos: list[int]) -> None:
     match op:
         case ("take", sets):
+            next_pos[0] = max(next_pos[0], 1 + max(p for p, _ in plain.cells))  # sequences go on, as check_positions asks
             tokens = [(next_pos[0] + i, frozenset(s)) for i, s in enumerate(sets)]
             pos, seq = (np.array(a, np.int32) for a in ([p for p, _ in tokens], [min(s) for _, s in tokens]))
-            start = plain.find_slot(len(tokens))
+            start = plain.find_slot(len(tokens), set().union(*sets))
             if start is None:
                 with pytest.raises(KVCacheFull, match=f"{len(tokens)} cells are needed; {SIZE - plain.used()} of"):
                     take(cells, pos, seq, [tuple(s) for s in sets])
@@ -102,11 +96,10 @@ def apply(cells: KVCells, plain: Plain, op: tuple[Any, ...], next_pos: list[int]
         case ("undo", sizes):
             slots = []
             for n in sizes:
-                if plain.find_slot(n) is not None and cells.used + n <= SIZE:
-                    try:
-                        slots.append(take(cells, np.arange(50, 50 + n, dtype=np.int32), np.zeros(n, np.int32)))
-                    except KVCacheFull:
-                        break
+                try:
+                    slots.append(take(cells, np.arange(50, 50 + n, dtype=np.int32), np.zeros(n, np.int32)))
+                except KVCacheFull:
+                    break
             cells.undo(slots)
         case ("rm", seq, p0, p1):
             cells.seq_rm(seq, p0, p1)
@@ -133,9 +126,13 @@ def apply(cells: KVCells, plain: Plain, op: tuple[Any, ...], next_pos: list[int]
                 plain.change(lambda p, s, seq=seq, p1=p1: (p, s - {seq} if p < p1 else s))
             cells.forget(np.array(first, np.int32))
         case ("defrag",):
-            assert cells.order().tolist() == [i for i, (p, _) in enumerate(plain.cells) if p >= 0]
+            order = [i for i, (p, _) in enumerate(plain.cells) if p >= 0]
+            if not plain.ascends():
+                order.sort(key=lambda i: plain.cells[i][0])
+            assert cells.order().tolist() == order
+            assert cells.is_packed() == (order == list(range(len(order))) and cells.used == cells.end)
             cells.defrag_done()
-            used = [c for c in plain.cells if c[0] >= 0]
+            used = [plain.cells[i] for i in order]
             plain.cells = used + [(-1, frozenset())] * (SIZE - len(used))
             plain.head = len(used) % SIZE
         case _:
@@ -154,7 +151,9 @@ def test_cells_are_as_the_plain_model(ops: list[tuple[Any, ...]]) -> None:
         owners = [min(s) if len(s) == 1 else SHARED if s else EMPTY for _, s in plain.cells]
         assert cells.owner.tolist() == owners
         assert cells.end == max((i + 1 for i, (p, _) in enumerate(plain.cells) if p >= 0), default=0)
+        assert cells.wants_defrag or plain.ascends()
         for s in range(N_SEQ):
+            assert cells.seq_end[s] == max((i + 1 for i, (_, ids) in enumerate(plain.cells) if s in ids), default=0)
             assert cells.seq_pos_max(s) == max(plain.pos(s), default=-1)
             assert cells.seq_pos_min(s) == min(plain.pos(s), default=-1)
 
