@@ -35,11 +35,9 @@ typedef union em_512 {
     return x.si;                                                                                                       \
   }
 EM_TWO(add_epi32, _mm256_add_epi32)
-EM_TWO(adds_epi16, _mm256_adds_epi16)
 EM_TWO(and_si512, _mm256_and_si256)
 EM_TWO(madd_epi16, _mm256_madd_epi16)
 EM_TWO(maddubs_epi16, _mm256_maddubs_epi16)
-EM_TWO(mulhrs_epi16, _mm256_mulhrs_epi16)
 EM_TWO(or_si512, _mm256_or_si256)
 EM_TWO(packs_epi32, _mm256_packs_epi32)
 EM_TWO(shuffle_epi8, _mm256_shuffle_epi8)
@@ -305,7 +303,6 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #undef _mm512_setr_ps
 #define _mm512_abs_ps em_abs_ps
 #define _mm512_add_epi32 em_add_epi32
-#define _mm512_adds_epi16 em_adds_epi16
 #define _mm512_and_si512 em_and_si512
 #define _mm512_broadcast_f32x8 em_broadcast_f32x8
 #define _mm512_broadcast_i32x4 em_broadcast_i32x4
@@ -340,7 +337,6 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_maskz_loadu_ps em_maskz_loadu_ps
 #define _mm512_max_ps em_max_ps
 #define _mm512_min_ps em_min_ps
-#define _mm512_mulhrs_epi16 em_mulhrs_epi16
 #define _mm512_or_si512 em_or_si512
 #define _mm512_packs_epi32 em_packs_epi32
 #define _mm512_permute_ps em_permute_ps

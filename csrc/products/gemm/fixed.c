@@ -16,7 +16,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   int64_t left = f.run;
   const int width = (nt + 3) / 4 * 4;
   vi sum[NT][2];
-  UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
+  UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
   for (int64_t i = 0; i < pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
     __builtin_prefetch(next);
     __builtin_prefetch(next + f.step);
@@ -38,7 +38,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   }
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
     const vf step = vf_mul(vf_load(w->steps + i * VF_N), vf_set1(steps[j]));
-    vf_store(t.to + j * t.ld + i * VF_N, vf_fma(vf_of_i32(sum[j][i]), step, vf_load(t.before[j] + i * VF_N)));
+    vf_store(t.to + j * t.ld + i * VF_N, vf_fma(vf_of_vi(sum[j][i]), step, vf_load(t.before[j] + i * VF_N)));
   }
 }
 

@@ -1,6 +1,9 @@
-// The numbers of gemm.h in fixed point: both operands become 16-bit integers, and are multiplied exactly. In every
-// strip of KC elements or fewer, each row and each column has one step (f32), by which its integers are multiplied.
-// That is faster than f32, and much more precise than 8-bit activations.
+// The numbers of gemm.h in fixed point: both operands become 16-bit integers, and are multiplied exactly. That is
+// faster than f32, and much more precise than 8-bit activations.
+//
+// Weights in blocks are exact, and sums are those of few columns: products/r16/sums.h. In all other products (of
+// floats, and across rows) weights are rounded as columns are: in every strip of KC elements or fewer, each row and
+// each column has one step (f32), by which its integers are multiplied.
 //
 // The steps are chosen so that the norms of a row and of a column in a strip stay below R16_NORM. So no sum of their
 // products exceeds R16_NORM^2 < 2^31 in size, by the Cauchy-Schwarz inequality, whatever the values are.

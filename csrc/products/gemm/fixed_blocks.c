@@ -24,7 +24,7 @@ PG_INLINE void end_sum(int nt, vi (*sum)[2], const float *scales, float (*acc)[2
   const vf s[2] = {vf_load(scales), vf_load(scales + VF_N)};
   UNROLL for (int j = 0; j < nt; j++) {
     UNROLL for (int i = 0; i < 2; i++) {
-      const vf v = vf_fma(vf_of_i32(sum[j][i]), s[i], only ? vf_zero() : vf_load(acc[j][i]));
+      const vf v = vf_fma(vf_of_vi(sum[j][i]), s[i], only ? vf_zero() : vf_load(acc[j][i]));
       if (last) {
         const vf total = vf_fma(v, vf_set1(steps[j]), vf_load(t.before[j] + i * VF_N));
         vf_store(t.to + j * t.ld + i * VF_N, total);
@@ -66,7 +66,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
     }
     IN_ORDER;
     vi sum[NT][2];
-    UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = zero();
+    UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
     for (int64_t i = 0; i < w->pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
       __builtin_prefetch(next);
       __builtin_prefetch(next + f.step);

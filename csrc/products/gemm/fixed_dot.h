@@ -5,7 +5,6 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 #if VF_N == 16
-PG_INLINE vi zero(void) { return _mm512_setzero_si512(); }
 PG_INLINE vi pair(const int16_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
@@ -18,16 +17,13 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 #endif
 }
-PG_INLINE vf vf_of_i32(vi a) { return _mm512_cvtepi32_ps(a); }
 #else
-PG_INLINE vi zero(void) { return _mm256_setzero_si256(); }
 PG_INLINE vi pair(const int16_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
   return _mm256_set1_epi32(v);
 }
 PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
-PG_INLINE vf vf_of_i32(vi a) { return _mm256_cvtepi32_ps(a); }
 #endif
 
 // Keep sums in their registers and additions in their order: gcc's own order does not fit the registers.
