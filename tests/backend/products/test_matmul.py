@@ -48,8 +48,8 @@ def transposed(x: np.ndarray, pad: int) -> gg.Tensor:
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_K])
 def test_out_prod_is_a_product_of_the_transposed(dtype: gg.DType, isa: str) -> None:
-    """out_prod has nearly the precision of mul_mat, whose chains are shorter, and the same bits for any layout of b, any
-    number of columns and of threads. The sizes are beyond one block of rows, of sums and of columns."""
+    """out_prod has nearly the precision of mul_mat, whose chains are shorter, and the same bits for any layout of b,
+    any number of columns and of threads. The sizes are beyond one block of rows, of sums and of columns."""
     m, k, n = 768, 600, 150
     w = gg.Context().from_numpy(RNG.standard_normal((k, m)), dtype)
     x = RNG.standard_normal((k, n)).astype(np.float32)
