@@ -21,4 +21,5 @@ def test_falls() -> None:
 
 
 def test_floats_are_converted_beyond_a_border() -> None:
-    assert "generic" not in ROUND_BEYOND and all(n > 8 for n in ROUND_BEYOND.values())
+    for borders_of in ROUND_BEYOND.values():
+        assert "generic" not in borders_of and all(n > 8 for n in borders_of.values())

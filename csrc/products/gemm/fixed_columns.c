@@ -1,6 +1,6 @@
 // Convert columns of b, and rows of floats, to fixed point, in the layout of fixed.c's tiles.
 #include "products/gemm/columns.h"
-#include "products/gemm/fixed_columns.h"
+#include "products/gemm/fixed_floats.h"
 #include "products/gemm/fixed_pairs.h"
 
 // The largest of x[0..n) in size, and the sum of the squares of x * unit. n is a multiple of 32.
@@ -19,9 +19,7 @@ PG_INLINE extent extent_of(const float *x, float unit, int64_t n) {
   return (extent){vf_hmax(vf_max(max[0], max[1])), vf_sum(vf_add(sum[0], sum[1]))};
 }
 
-// Convert x[0..n) to fixed point; returns the step. With NaN or an infinity anywhere, the step is NaN. When all values
-// are below 1e-30, they count as 0.
-static float put_column(int16_t *dst, const float *x, int64_t n) {
+float PG_FN(r16_fixed_step)(const float *x, int64_t n, float *inv) {
   extent e = extent_of(x, 1.0f, n);
   float unit = 1.0f;
   if (!(e.max > 1e-15f && e.max < 1e15f)) { // squares may overflow or vanish
@@ -29,13 +27,10 @@ static float put_column(int16_t *dst, const float *x, int64_t n) {
     e = extent_of(x, unit, n);
   }
   const float norm = sqrtf(e.squares);
-  if (norm > 0) {
-    const float inv = PG_MIN(R16_NORM / norm, R16_MAX / e.max) * unit;
-    put_ints(dst, x, inv, n);
-    return 1.0f / inv;
-  }
-  memset(dst, 0, n * sizeof *dst);
-  return norm; // 0 or NaN
+  *inv = 0;
+  if (!(norm > 0)) return norm; // 0 or NaN
+  *inv = PG_MIN(R16_NORM / norm, R16_MAX / e.max) * unit;
+  return 1.0f / *inv;
 }
 
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
@@ -54,7 +49,9 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
       if (j < g.n) {
         float x[KC];
         r16_get(x, p, &g, j, k0, n);
-        steps[j] = put_column(four[j], x, n);
+        float inv;
+        steps[j] = PG_FN(r16_fixed_step)(x, n, &inv);
+        (r16_of_floats(p) && !p->across ? r16_put_packed : put_ints)(four[j], x, inv, n);
       } else {
         memset(four[j], 0, sizeof four[j]);
       }
@@ -64,21 +61,15 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
 }
 
 void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0);
-  const pg_tensor row = {.ne = {p->k, 1, 1, 1}, .nb = {2}, .type = p->f.type};
-  for (int64_t r = 0; r < TILE_ROWS; r += 4) {
-    int16_t four[4][KC];
-    for (int64_t i = 0; i < 4; i++) {
-      const int64_t at = tile * TILE_ROWS + r + i;
-      panel->steps[r + i] = 0;
-      if (at < p->m) {
-        float w[KC];
-        pg_get_f32(w, &row, (const char *)p->w + at * p->row_bytes, k0, n);
-        panel->steps[r + i] = put_column(four[i], w, n);
-      } else {
-        memset(four[i], 0, sizeof four[i]);
-      }
+  const int64_t pairs = PG_MIN(r16_strip(p), p->k - strip * r16_strip(p)) / 2;
+  for (int64_t g = 0; g < TILE_ROWS; g += R16_ROWS) {
+    const int64_t row = tile * TILE_ROWS + g, rows = PG_MAX(0, PG_MIN(R16_ROWS, p->m - row));
+    int16_t ints[R16_ROWS][KC];
+    if (rows) PG_FN(r16_put_rows)(ints, panel->steps + g, p, row, strip);
+    for (int64_t r = rows; r < R16_ROWS; r++) {
+      memset(ints[r], 0, 2 * pairs * sizeof ints[r][0]);
+      panel->steps[g + r] = 0;
     }
-    put_4_columns(panel->ints[0][r], four, TILE_ROWS, n / 2);
+    for (int64_t r = 0; r < R16_ROWS; r += 4) put_4_columns(panel->ints[0][g + r], ints + r, TILE_ROWS, pairs);
   }
 }

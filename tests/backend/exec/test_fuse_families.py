@@ -175,7 +175,7 @@ def test_gate_and_value_in_one_product(dtype: gg.DType, n: int, isa: str) -> Non
 
     _, fused = by_fusing(build, isa)
     both = [["mul_mat", "swiglu"], ["mul_mat", "add", "geglu"]]
-    assert fused == (both if dtype is gg.Q4_0 or n > ROUND_BEYOND.get(isa, n) else [])
+    assert fused == (both if dtype is gg.Q4_0 or n > ROUND_BEYOND["mul_mat"].get(isa, n) else [])
 
 
 def test_halves_of_groups_stay_whole() -> None:

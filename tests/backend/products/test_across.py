@@ -125,7 +125,7 @@ def test_rounded(dtype: gg.DType, isa: str) -> None:
     one = run(y, isa, 1)
     assert 1e-12 < nmse(one, exact) < 1e-7
     assert np.array_equal(run(y, isa, 2), one)
-    few = gg.out_prod(w, columns(rng, 300, min(ROUND_BEYOND.values()), True))
+    few = gg.out_prod(w, columns(rng, 300, min(ROUND_BEYOND["out_prod"].values()), True))
     assert choose(isa, few) is None
 
 

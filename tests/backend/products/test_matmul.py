@@ -22,7 +22,7 @@ def product(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int) -> np.ndarray
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
 def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
-    """The bits stay; test_company.py has random shapes. With amx, many columns of F16 and BF16 have bits of their own."""
+    """The bits stay; test_company.py has random shapes. With amx, many columns of F16 and BF16 have their own."""
     w = gg.Context().from_numpy(RNG.standard_normal((300, 1024)), dtype)
     x = RNG.standard_normal((140, 1024)).astype(np.float32)  # beyond the borders between the ways of product.c
     one = product(w, x, isa, 1)
@@ -48,9 +48,9 @@ def transposed(x: np.ndarray, pad: int) -> gg.Tensor:
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_K])
 def test_out_prod_is_a_product_of_the_transposed(dtype: gg.DType, isa: str) -> None:
-    """out_prod has nearly the precision of mul_mat, whose chains are shorter, and the same bits for any layout of b, any number of columns and of
-    threads. The sizes are beyond one block of rows, of sums and of columns."""
-    m, k, n = 768, 600, 150  # more columns than mul_mat multiplies in its most precise way
+    """out_prod has nearly the precision of mul_mat, whose chains are shorter, and the same bits for any layout of b,
+    any number of columns and of threads. The sizes are beyond one block of rows, of sums and of columns."""
+    m, k, n = 768, 600, 150
     w = gg.Context().from_numpy(RNG.standard_normal((k, m)), dtype)
     x = RNG.standard_normal((k, n)).astype(np.float32)
 
