@@ -177,8 +177,11 @@ PG_INLINE vf float_load(const char *p, int64_t i, int64_t type) {
 void PG_FN(attention_rows)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
 // The same for a transposed x.
 void PG_FN(attention_turned)(const pg_tensor *x, const char *head, const block *b, float *to, int64_t ld);
-// Its columns, for keys that lie side by side: to[c * KEYS + i] = element keys[i] of row c; padded with zeros to whole
-// registers.
+// The same for keys that lie side by side, of 16-bit numbers, which stay as they are. Returns 0 when it cannot: the
+// sizes must be whole registers.
+int PG_FN(attention_turned_16)(const pg_tensor *x, const char *head, const block *b, uint16_t *to, int64_t ld);
+// The columns of a transposed x, for keys that lie side by side: to[c * KEYS + i] = element keys[i] of row c; padded
+// with zeros to whole registers.
 void PG_FN(attention_columns)(const pg_tensor *x, const char *head, const block *b, float *to);
 
 // How a tile is computed, in three steps. The scores of block i are at s + i * tile * KEYS: [tile][KEYS] for FEW rows,

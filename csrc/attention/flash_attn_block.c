@@ -91,6 +91,65 @@ void PG_FN(attention_turned)(const pg_tensor *x, const char *head, const block *
   }
 }
 
+#if VF_N == 4
+int PG_FN(attention_turned_16)(const pg_tensor *x, const char *head, const block *b, uint16_t *to, int64_t ld) {
+  return 0;
+}
+#else
+#if VF_N == 16
+typedef __m512i shorts;
+#define LOW16(a, b) _mm512_unpacklo_epi16(a, b)
+#define HIGH16(a, b) _mm512_unpackhi_epi16(a, b)
+#else
+typedef __m256i shorts;
+#define LOW16(a, b) _mm256_unpacklo_epi16(a, b)
+#define HIGH16(a, b) _mm256_unpackhi_epi16(a, b)
+#endif
+enum { CHANNELS = 8, SHORTS = 2 * VF_N };
+
+// The registers 0, 4, 1, 5, 2, 6, 3, 7 in turns: three times that transposes eight rows in each 128 bits.
+PG_INLINE void take_turns(shorts *to, const shorts *x) {
+  _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
+    to[2 * i] = LOW16(x[i], x[i + 4]);
+    to[2 * i + 1] = HIGH16(x[i], x[i + 4]);
+  }
+}
+
+// SHORTS numbers of CHANNELS rows. Rows that come later are prefetched.
+PG_INLINE void turn_16(const char *p, int64_t nb, uint16_t *to, int64_t ld) {
+  shorts a[CHANNELS], b[CHANNELS];
+  _Pragma("GCC unroll 8") for (int c = 0; c < CHANNELS; c++, p += nb) {
+    memcpy(a + c, p, sizeof *a);
+    __builtin_prefetch(p + KEYS * sizeof *to);
+  }
+  take_turns(b, a);
+  take_turns(a, b);
+  take_turns(b, a);
+  _Pragma("GCC unroll 8") for (int k = 0; k < 8; k++) {
+    uint16_t *row = to + k * ld;
+#if VF_N == 16
+    const __m512 x = _mm512_castsi512_ps(b[k]);
+    const __m256 half[2] = {_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)};
+#else
+    const __m256 half[1] = {_mm256_castsi256_ps(b[k])};
+#endif
+    _Pragma("GCC unroll 2") for (int h = 0; h < VF_N / 8; h++, row += 16 * ld) {
+      _mm_storeu_ps((float *)row, _mm256_castps256_ps128(half[h]));
+      _mm_storeu_ps((float *)(row + 8 * ld), _mm256_extractf128_ps(half[h], 1));
+    }
+  }
+}
+
+int PG_FN(attention_turned_16)(const pg_tensor *x, const char *head, const block *b, uint16_t *to, int64_t ld) {
+  const int64_t n = attn_up(b->n, SHORTS);
+  if (!b->run || x->type == PG_F32 || x->ne[1] != ld || b->keys[0] + n > x->ne[0]) return 0;
+  for (int64_t c = 0; c < ld; c += CHANNELS)
+    for (int64_t i = 0; i < n; i += SHORTS)
+      turn_16(head + c * x->nb[1] + (b->keys[0] + i) * 2, x->nb[1], to + i * ld + c, ld);
+  return 1;
+}
+#endif
+
 // What a mask does with some keys, for all rows of a tile.
 enum mask_kind { MASK_MIXED, MASK_HIDES, MASK_SHOWS }; // shows: it adds nothing, either
 

@@ -134,11 +134,10 @@ static rows rows_of(const pg_tensor *x, const char *head, const block *b, int di
   return (rows){(const char *)buf, NULL, ld * 4, PG_F32, head + (b->keys[0] + KEYS) * nb, nb, bytes};
 }
 
-// The rows of a transposed x, as f32 in `buf`. Columns of the next block are prefetched.
+// The rows of a transposed x in `buf`.
 static rows turned_of(const pg_tensor *x, const char *head, const block *b, float *buf, int64_t ld) {
-  const char *next = head + (b->keys[0] + KEYS) * x->nb[0];
-  for (int64_t c = 0; c < x->ne[1]; c++)
-    for (int64_t o = 0; o < KEYS * x->nb[0]; o += 64) __builtin_prefetch(next + c * x->nb[1] + o);
+  if (PG_FN(attention_turned_16)(x, head, b, (uint16_t *)buf, ld))
+    return (rows){(const char *)buf, NULL, ld * 2, x->type, NULL, 0, 0};
   PG_FN(attention_turned)(x, head, b, buf, ld);
   return (rows){(const char *)buf, NULL, ld * 4, PG_F32, NULL, 0, 0};
 }

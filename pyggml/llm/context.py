@@ -338,7 +338,8 @@ class LlamaContext(Closeable):
     def update(self) -> None:
         """Do the work on the cache that was put off; every decode does this first. K is roped to the positions that
         seq_add and seq_div gave to its cells. Holes are closed when `memory.defrag()` or `defrag_thold` asked for it,
-        and cells are sorted when an operation left a sequence out of order. Ctrl-C waits until the cache is consistent again."""
+        and cells are sorted when an operation left a sequence out of order. Ctrl-C waits until the cache is consistent
+        again."""
         for cache in self.memory.caches:
             if cache.has_shift:
                 with uninterrupted():

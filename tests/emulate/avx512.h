@@ -43,8 +43,10 @@ EM_TWO(packs_epi32, _mm256_packs_epi32)
 EM_TWO(shuffle_epi8, _mm256_shuffle_epi8)
 EM_TWO(sub_epi16, _mm256_sub_epi16)
 EM_TWO(sub_epi32, _mm256_sub_epi32)
+EM_TWO(unpackhi_epi16, _mm256_unpackhi_epi16)
 EM_TWO(unpackhi_epi32, _mm256_unpackhi_epi32)
 EM_TWO(unpackhi_epi64, _mm256_unpackhi_epi64)
+EM_TWO(unpacklo_epi16, _mm256_unpacklo_epi16)
 EM_TWO(unpacklo_epi32, _mm256_unpacklo_epi32)
 EM_TWO(unpacklo_epi64, _mm256_unpacklo_epi64)
 EM_TWO(xor_si512, _mm256_xor_si256)
@@ -376,9 +378,11 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_sub_epi32 em_sub_epi32
 #define _mm512_sub_ps em_sub_ps
 #define _mm512_ternarylogic_epi32 em_ternarylogic_epi32
+#define _mm512_unpackhi_epi16 em_unpackhi_epi16
 #define _mm512_unpackhi_epi32 em_unpackhi_epi32
 #define _mm512_unpackhi_epi64 em_unpackhi_epi64
 #define _mm512_unpackhi_ps em_unpackhi_ps
+#define _mm512_unpacklo_epi16 em_unpacklo_epi16
 #define _mm512_unpacklo_epi32 em_unpacklo_epi32
 #define _mm512_unpacklo_epi64 em_unpacklo_epi64
 #define _mm512_unpacklo_ps em_unpacklo_ps

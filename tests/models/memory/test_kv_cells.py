@@ -82,7 +82,9 @@ def within(p: int, p0: int, p1: int) -> bool:
 def apply(cells: KVCells, plain: Plain, op: tuple[Any, ...], next_pos: list[int]) -> None:
     match op:
         case ("take", sets):
-            next_pos[0] = max(next_pos[0], 1 + max(p for p, _ in plain.cells))  # sequences go on, as check_positions asks
+            next_pos[0] = max(
+                next_pos[0], 1 + max(p for p, _ in plain.cells)
+            )  # sequences go on, as check_positions asks
             tokens = [(next_pos[0] + i, frozenset(s)) for i, s in enumerate(sets)]
             pos, seq = (np.array(a, np.int32) for a in ([p for p, _ in tokens], [min(s) for _, s in tokens]))
             start = plain.find_slot(len(tokens), set().union(*sets))
