@@ -54,6 +54,6 @@ class Dropout(Adapters):
 
     def _dropped(self, t: Tensor, weight: str) -> Tensor:
         mask = t.ctx.new_tensor(DType.F32, t.ne, f"{weight} (dropout)").set_input()
-        allocate_tensors([mask], "cpu")
+        allocate_tensors([mask], "CPU")
         self._masks.append(mask)
         return ops.mul(t, mask)

@@ -19,7 +19,7 @@ from pyggml.models.weights import Weights
 from pyggml.tensor import Tensor, allocate_tensors
 from pyggml.types import Ints
 
-BUFT = "cpu"
+BUFT = "CPU"
 PAD = 0  # the token behind the end of shorter texts
 
 

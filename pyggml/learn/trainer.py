@@ -35,6 +35,7 @@ from .checkpoint import numbers_of, origin_of
 from .dropout import Dropout
 from .fit_texts import fit_texts
 from .gradients import gradients_of
+from .head import head_of, part_size, record_loss
 from .loop import Callback, Epoch, Options, checked
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
@@ -444,6 +445,8 @@ class _TrainedWeights:
                 t = self._weights[name]
                 values = self.origins[name].parameter(np.asarray(t.numpy(), np.float32))
                 found[name] = ctx.from_numpy(np.ascontiguousarray(values, np.float32), name=name).set_param()
+                if t.buffer is not None:
+                    t.buffer.give_back(t.offset, t.nbytes)  # graphs read the parameter in its place
         return found | {name: ctx.from_numpy(x, name=name).set_param() for name, x in self.numbers.items()}
 
     def recorded(self, ctx: Context, params: Mapping[str, Tensor]) -> Weights:
@@ -487,22 +490,35 @@ class _StepGraph:
     def __init__(self, t: Trainer, shape: Shape, kind: _Kind, n_again: int) -> None:
         """`n_again`: the values of so many layers, from the first on, are not kept but computed again."""
         self._texts = t.text_graph(shape, 0.0 if kind == "loss" else t.dropout)
-        logits, ctx = self._texts.logits, self._texts.build.ctx
+        graph, logits, ctx = self._texts.build.graph, self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
+            head = head_of(graph)
+            self._size = part_size(head, logits)
+            n_parts = -(-logits.ne[1] // self._size)
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
-            self._share = ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
-            allocate_tensors([self._labels, self._share], BUFT)
-            self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
+            self._shares, self._seeds = (
+                ctx.new_tensor(DType.F32, (n_parts,), name).set_input() for name in ("shares", "gradient of the loss")
+            )
+            allocate_tensors([self._labels, self._shares, self._seeds], BUFT)
+            params, gradients = [*t.params.values()], dict[Tensor, Tensor]()
+            seeds = None if kind == "loss" else self._seeds
+            self.loss, of_rows, of_head = record_loss(head, self._labels, self._shares, seeds, params, self._size)
+            self.loss.set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
             first = (self.loss, finite("the loss", self.loss))
-            share = self._share if kind == "sum" else None
-            gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
-            again = layers_to_compute_again(self._texts.build.graph)[:n_again] if n_again else []
+            if of_rows is not None:
+                of_body = gradients_of(head.rows, params, of_rows)
+                for w in params:
+                    found = [g[w] for g in (of_head, of_body) if w in g]
+                    if found:
+                        gradients[w] = found[0] if len(found) == 1 else ops.add(*found)
+            again = layers_to_compute_again(graph)[:n_again] if n_again else []
             if kind == "step":
-                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again)
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again, head.rows)
             else:
-                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again)
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again, head.rows)
+        self._kind: _Kind = kind
 
     def fill(self, part: _Part, seed: int, step: int) -> None:
         """Set the inputs."""
@@ -511,4 +527,7 @@ class _StepGraph:
         if isinstance(adapters, Dropout):
             adapters.fill(seed, step, part.number)
         self._labels.set(part.labels)
-        self._share.set(np.array([part.share], np.float32))
+        counted = [_n_counted(part.labels[i : i + self._size]) for i in range(0, len(part.labels), self._size)]
+        shares = np.array(counted, np.float32) / np.float32(sum(counted))
+        self._shares.set(shares)
+        self._seeds.set(shares * np.float32(part.share if self._kind == "sum" else 1.0))
