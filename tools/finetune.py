@@ -21,7 +21,7 @@ from pyggml.learn.new_model import write_new_model
 from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
 from pyggml.learn.saved import output_of
 from pyggml.learn.state_file import check_output
-from pyggml.learn.texts_file import Example, read_examples
+from pyggml.learn.texts_file import Example, columns, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
 from pyggml.stream.sizes import memory_size
@@ -198,9 +198,11 @@ def _run(
         t = m.trainer(_OPTIMISERS[how.optimizer](rate, how.weight_decay), what, *sizes)
         if held is not None:
             _measure(t, held, how.batch_size)
+        texts, masks, encoded = columns(examples)
         t.fit(
-            [e.ids for e in examples],
-            [e.mask for e in examples],
+            texts,
+            masks,
+            encoded=encoded,
             val_split=how.val_split,
             n_batch=how.batch_size,
             seed=how.seed,
@@ -239,6 +241,6 @@ def _measure(t: Trainer, examples: Sequence[Example], n_batch: int) -> None:
     for i in range(0, len(examples), n_batch):
         batch = examples[i : i + n_batch]
         n = sum(e.n_counted for e in batch)
-        total += n * t.loss([e.ids for e in batch], [e.mask for e in batch])
+        total += n * t.loss(*columns(batch))
         counted += n
     print(f"test: loss {total / counted:.4f}, perplexity {math.exp(min(total / counted, 700)):.3f}", flush=True)

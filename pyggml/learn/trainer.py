@@ -60,15 +60,17 @@ _Kind = Literal["loss", "step", "sum"]
 class _Part(NamedTuple):
     """Texts as a graph takes them.
 
-    number  of the part in the batch, from 0 on
-    texts   the tokens that are read: of each text all but the last
-    labels  of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
-    share   of the predictions of the batch that count, how many of them are of this part, 0 to 1
+    number   of the part in the batch, from 0 on
+    texts    the tokens that are read: of each text all but the last
+    encoded  of encoder-decoders, the tokens that are encoded for each text
+    labels   of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
+    share    of the predictions of the batch that count, how many of them are of this part, 0 to 1
     """
 
     number: int
     shape: Shape
     texts: list[Ints]
+    encoded: list[Ints]
     labels: Ints
     share: float
 
@@ -113,8 +115,6 @@ class Trainer:
             raise ModelError("training needs the whole model in memory: load it without vocab_only, ram or layers")
         if not model.architecture.logits:
             raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
-        if model.architecture.encode is not None:
-            raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
         if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
         if not hasattr(opt, "states") or isinstance(opt, type):
@@ -163,12 +163,14 @@ class Trainer:
         """What runs the graphs: `Profile(trainer.scheduler)` measures them."""
         return self._scheduler
 
-    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
         masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
                    is not predicted; its value is ignored.)
+        encoded    of encoder-decoders, for each text the token ids that are encoded for it, at least one and at most
+                   n_ctx. The text begins with the token `model.decoder_start` then
 
         With `n_ubatch` no more texts are in memory at a time; the gradients of a larger batch are summed up.
 
@@ -178,7 +180,7 @@ class Trainer:
         gradients, is no finite number, which names the step and the first tensor with such an element (the parameters
         stay as they were).
         """
-        parts = self._parts(sequences, masks)
+        parts = self._parts(sequences, masks, encoded)
         self._measure_rows()
         self.numbers.set(self.opt.numbers(self.n_steps))
         if len(parts) == 1:
@@ -194,9 +196,9 @@ class Trainer:
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        parts = self._parts(sequences, masks)
+        parts = self._parts(sequences, masks, encoded)
         self._measure_rows()
         return sum(part.share * self._run(part, "loss") for part in parts)
 
@@ -208,6 +210,7 @@ class Trainer:
         val_split: float = 0.0,
         n_batch: int = 4,
         *,
+        encoded: Texts | None = None,
         seed: int = 0,
         n_steps: int | None = None,
         callback: Callback | None = None,
@@ -223,6 +226,7 @@ class Trainer:
         epochs     how often all texts are seen; steps that were made before count
         val_split  the part of the texts that is held back, to measure the loss on after each epoch
         n_batch    texts of a step. Those of a step have similar lengths
+        encoded    of encoder-decoders, what is encoded for each text, see `step`
         seed       of the order of texts
         n_steps    how many steps there are in all, with those made before (instead of `epochs`)
 
@@ -230,7 +234,8 @@ class Trainer:
         """
         how = checked(Options(callback, progress, state, save_every, resume), self.model.path)
         texts, masks = self._texts(sequences, masks)  # before the first step, so that nothing is lost
-        return fit_texts(self, texts, masks, epochs, val_split, n_batch, seed, n_steps, how)
+        pairs = self._encoded(encoded, len(texts))
+        return fit_texts(self, texts, masks, pairs or None, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -292,10 +297,26 @@ class Trainer:
                 raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {mask.shape}")
         return texts, arrays
 
-    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
+    def _encoded(self, encoded: Texts | None, n: int) -> list[Ints]:
+        """What is encoded for each of `n` texts, as arrays; of models without an encoder nothing. Raises BatchError for
+        what `step` does not take."""
+        arch = self.model.arch
+        if self.model.architecture.encode is None:
+            if encoded is not None:
+                raise BatchError(f"{arch} has no encoder: put what is encoded for a text before it, and mask it out")
+            return []
+        if not isinstance(encoded, Sequence | np.ndarray) or len(encoded) != n:
+            have = "none" if encoded is None else f"{encoded!r:.40}"
+            raise BatchError(
+                f"{arch} is an encoder-decoder: `encoded` must have tokens for each of {n} texts, not {have}"
+            )
+        return [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab, 1) for i, ids in enumerate(encoded)]
+
+    def _parts(self, sequences: Texts, masks: Masks | None, encoded: Texts | None) -> list[_Part]:
         """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
         BatchError."""
         texts, masks = self._texts(sequences, masks)
+        pairs = self._encoded(encoded, len(texts))
         labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
@@ -306,17 +327,21 @@ class Trainer:
         if n_counted == 0:
             raise BatchError("the masks leave no prediction of the batch")
         n = len(texts) if self.n_ubatch is None else self.n_ubatch
-        parts = [self._part(i // n, texts[i : i + n], labels[i : i + n], n_counted) for i in range(0, len(texts), n)]
+        parts = [
+            self._part(i // n, texts[i : i + n], pairs[i : i + n], labels[i : i + n], n_counted)
+            for i in range(0, len(texts), n)
+        ]
         return [part for part in parts if part.share]
 
-    def _part(self, number: int, texts: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
-        longest = max(map(len, labels))
-        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+    def _part(self, number: int, texts: list[Ints], encoded: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
+        n_tokens = _filled(max(map(len, labels)), self.n_ctx - 1)
+        n_encoded = _filled(max(map(len, encoded)), self.n_ctx) if encoded else 0
         filled = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
         for row, own in zip(filled, labels, strict=True):
             row[: len(own)] = own
         share = _n_counted(filled) / n_counted
-        return _Part(number, Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+        shape = Shape(len(texts), n_tokens, n_encoded)
+        return _Part(number, shape, [text[:-1] for text in texts], encoded, filled.reshape(-1), share)
 
     def _measure_rows(self) -> None:
         """Compute the norms that DoRA divides rows by, of the parameters as they are."""
@@ -464,14 +489,19 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
-    """The token ids of sequence `i`. Raises BatchError."""
+def _filled(longest: int, most: int) -> int:
+    """The tokens that texts are filled up to."""
+    return min(-(-longest // _BLOCK) * _BLOCK, max(most, longest))
+
+
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int, least: int = 2) -> Ints:
+    """The token ids of sequence `i`, `least` at least. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
     text = token_ids(cast("Sequence[int]", ids))
-    if len(text) == 1:
+    if len(text) < least:
         raise BatchError(f"sequence {i} has one token: there is none to predict")
     if len(text) > n_ctx:
         raise BatchError(f"sequence {i} has {len(text)} tokens, more than the n_ctx = {n_ctx} of the trainer")
@@ -522,7 +552,7 @@ class _StepGraph:
 
     def fill(self, part: _Part, seed: int, step: int) -> None:
         """Set the inputs."""
-        self._texts.fill(part.texts)
+        self._texts.fill(part.texts, part.encoded)
         adapters = self._texts.build.adapters
         if isinstance(adapters, Dropout):
             adapters.fill(seed, step, part.number)

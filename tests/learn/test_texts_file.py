@@ -75,6 +75,8 @@ def test_bad_files(tiny: Path, tmp_path: Path) -> None:
         (([1],), "line 1: is no JSON object"),
         ((good, {"prompt": "a"}), "line 2: has neither `text`, nor"),
         (({"text": 3},), "line 1: `text` must be a string"),
+        (({"text": None},), "line 1: `text` must be a string, not None"),
+        (({"text": 0},), "line 1: `text` must be a string, not 0"),
         (({"messages": []},), "line 1: `messages` must be a list of messages"),
         (({"messages": [3]},), "line 1: a message must have a `role` and a `content`, not 3"),
         (({"messages": [{"role": "user", "content": 5}]},), "line 1: a message must have a `role`"),
