@@ -16,7 +16,16 @@ from .checkpoint import role_of
 
 _STEPS = 1 << 16  # shares are rounded to multiples of one part of so many
 # Weights whose products are added to the residual stream
-_ADDED = ("attn_output", "ffn_down*", "ssm_out", "shortconv.outproj", "time_mix_output", "channel_mix_value")
+_ADDED = (
+    "attn_output",
+    "attn_o",
+    "cross_attn_o",
+    "ffn_down*",
+    "ssm_out",
+    "shortconv.outproj",
+    "time_mix_output",
+    "channel_mix_value",
+)
 
 
 class Dropout(Adapters):

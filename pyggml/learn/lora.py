@@ -131,12 +131,13 @@ def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
     return [n for n in names if n in chosen]
 
 
-def new_adapters(ctx: Context, model: LoadedModel, lora: LoRA, folder: HFFolder | None) -> dict[str, Matrices]:
-    """A and B of each weight that is a target. Raises ModelError for a target that matches none, and when `init` gives
-    what is no such A."""
+def new_adapters(
+    ctx: Context, model: LoadedModel, lora: LoRA, names: Sequence[str], folder: HFFolder | None
+) -> dict[str, Matrices]:
+    """A and B of each of the weights `names`. Raises ModelError when `init` gives what is no such A."""
     rng = np.random.default_rng(lora.seed)
     made: dict[str, Matrices] = {}
-    for name in targets_of(model, lora):
+    for name in names:
         n_in, n_out, *n_experts = model.weights[name].ne[: max(model.weights[name].rank, 2)]
         shape = (*n_experts[::-1], lora.r, n_in)
         a = _initial(lora, name, shape, rng)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
 from pyggml.errors import BackendError, GraphError
 from pyggml.graph import Graph
 from pyggml.inspect.taps import Tap
@@ -51,6 +52,15 @@ def run_checked(schedule: Schedule, n_steps: int) -> None:
         name = _first_without_value(e.__cause__.tensor)
         where = f"in step {n_steps}: the first tensor with an element that is no number is {name}"
         raise GraphError(f"{e.__cause__} {where}; the parameters stay as they were") from None
+
+
+def check_graph_memory(scheduler: Scheduler, n_bytes: int, graph: Graph) -> int:
+    """The bytes of the memory that a scheduler's graphs share. Raises AllocError when this graph needs more than the
+    `n_bytes` before, and these are not free."""
+    size = scheduler.buffer_size("cpu")
+    if size > n_bytes:
+        check_free_memory(size - n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
+    return max(size, n_bytes)
 
 
 def with_steps(

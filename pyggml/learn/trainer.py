@@ -40,7 +40,7 @@ from .loop import Callback, Epoch, Options, checked
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
 from .recompute import layers_to_compute_again
-from .step_graph import finite, in_order, run_checked, with_steps
+from .step_graph import check_graph_memory, finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 from .texts_file import Masks, Texts
 
@@ -134,13 +134,14 @@ class Trainer:
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
         self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
-        self._check_memory()
+        targets = targets_of(model, train) if isinstance(train, LoRA) else []
+        self._check_memory(targets)
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
         else:
             assert isinstance(train, LoRA)
-            self.matrices = new_adapters(self._ctx, model, train, self._folder)
+            self.matrices = new_adapters(self._ctx, model, train, targets, self._folder)
             self.params = {t.name: t for m in self.matrices.values() for t in m.trained}
         self.states: dict[str, tuple[Tensor, ...]] = {
             name: new_states(self._ctx, opt, t) for name, t in self.params.items()
@@ -359,10 +360,7 @@ class Trainer:
         """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph)
-            size = self._scheduler.buffer_size("cpu")
-            if size > self._n_bytes:
-                check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
-                self._n_bytes = size
+            self._n_bytes = check_graph_memory(self._scheduler, self._n_bytes, graph)
             fill()
             run_checked(schedule, self.n_steps)
 
@@ -399,15 +397,16 @@ class Trainer:
         kept.update(t for states in self.states.values() for t in states)
         return sum(t.nbytes for t in kept) + sum(plan.sizes.values())
 
-    def _check_memory(self) -> None:
-        """Raises AllocError when there is no room for the parameters and for what the optimiser remembers of them."""
+    def _check_memory(self, targets: Sequence[str]) -> None:
+        """Raises AllocError when there is no room for the parameters (of the adapters of `targets`, when these are
+        trained) and for what the optimiser remembers of them."""
         nes: dict[str, tuple[int, ...]] = {}
         weights = self.model.weights
         if self._weights is not None:
             nes = {name: weights[name].ne for name in {*self._weights.leaders.values()}}
         else:
             assert isinstance(self.train, LoRA)
-            for name in targets_of(self.model, self.train):
+            for name in targets:
                 n_in, n_out, *n = weights[name].ne
                 nes |= {f"{name}.lora_a": (n_in, self.train.r, *n), f"{name}.lora_b": (self.train.r, n_out, *n)}
         n, ctx = sum(map(math.prod, nes.values())), Context()
