@@ -32,7 +32,7 @@ class Head(NamedTuple):
         """Record the logits of some tokens, ne [n_vocab, tokens], of their rows."""
         new = {self.rows: rows}
         for t in self.nodes:
-            new[t] = record(OPS[t.op], [None if s is None else new.get(s, s) for s in t.src], t.op_params)
+            new[t] = record(OPS[t.op], tuple(None if s is None else new.get(s, s) for s in t.src), t.op_params)
             new[t].name = t.name
         return new[self.nodes[-1]] if self.nodes else rows
 

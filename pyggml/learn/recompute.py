@@ -79,7 +79,7 @@ def computed_again(
                 done.add(i)
                 nodes += _copy(list(layers[i]), read[i], copies)
         for s in t.src:
-            if s in cheap and s not in copies:
+            if s is not None and s in cheap and s not in copies:
                 nodes += _copy(_from(s, cheap, copies), {s}, copies)
         t.src, t.view_src = _sources(t, copies)
         nodes.append(t)
