@@ -231,6 +231,8 @@ def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> 
             known.update(dict.fromkeys(flags or [name], name))
     defaults: dict[str, Any] = {}
     for key, given in cast("dict[Any, Any]", found).items():
+        if key == "help":
+            raise click.BadParameter(f"{value}: help is for the command line alone", ctx, param)
         if key not in known:
             like = nearest(str(key), known, 1) or [", ".join(known)]
             raise click.BadParameter(f"{value}: there is no option {key!r}; is it {like[0]}?", ctx, param)

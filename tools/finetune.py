@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Optional
@@ -19,9 +22,9 @@ from pyggml.learn.lora import LoRA
 from pyggml.learn.muon import Muon
 from pyggml.learn.new_model import write_new_model
 from pyggml.learn.optimisers import SGD, AdamW, AdamW8, Optimiser, schedule
-from pyggml.learn.saved import output_of
+from pyggml.learn.saved import check_save, output_of
 from pyggml.learn.state_file import check_output
-from pyggml.learn.texts_file import Example, read_examples
+from pyggml.learn.texts_file import Example, columns, read_examples
 from pyggml.learn.trainer import Trainer
 from pyggml.llm.model import load_model
 from pyggml.stream.sizes import memory_size
@@ -126,15 +129,9 @@ def finetune(
 ) -> None:
     """Train a LoRA adapter on texts. The model's weights stay as they are stored, in any type. Lines of a .jsonl file
     have `text`, or `prompt` and `completion`, or `messages`. A bar on stderr shows the progress."""
-    _run(
-        data,
-        how,
-        model,
-        threads,
-        out,
-        lr,
-        LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora, dora=dora),
-    )
+    lora = LoRA(rank, alpha, tuple(targets.split(",")), seed=how.seed, rslora=rslora, dora=dora)
+    with _ended_by_sigterm():
+        _run(data, how, model, threads, out, lr, lora)
 
 
 def train(
@@ -157,17 +154,32 @@ def train(
     keep their types in the output. With --from-config a new model is trained from scratch, in F32. A bar on
     stderr shows the progress."""
     if from_config is None:
-        _run(data, how, model, threads, out, lr, "all")
+        with _ended_by_sigterm():
+            _run(data, how, model, threads, out, lr, "all")
         return
     if model is not None:
         raise click.BadParameter("--from-config makes a new model: without --model")
     output_of(out, data, from_config)
     new = out.with_name(f".{out.name}.{secrets.token_hex(4)}.gguf")
+    with _ended_by_sigterm():
+        try:
+            write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
+            _run(data, how, str(new), threads, out, lr, "all")
+        finally:
+            new.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Generator[None]:
+    """A block that SIGTERM ends as Ctrl-C does: what was learned is saved, and nothing temporary stays."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     try:
-        write_new_model(from_config.parent if from_config.name == "config.json" else from_config, new, how.seed)
-        _run(data, how, str(new), threads, out, lr, "all")
+        yield
     finally:
-        new.unlink(missing_ok=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(
@@ -185,8 +197,6 @@ def _run(
         output_of(out, data, how.test, m.path, how.resume)  # before the training, which would be lost
         if how.state is not None:
             check_output(how.state, data, how.test, m.path)
-        if isinstance(what, LoRA) and what.dora and out.suffix == ".gguf":
-            raise ModelError(f"{out}: GGUF adapters have no magnitudes (DoRA): name a folder")
         if how.state is not None and how.state.resolve() == out.resolve():
             raise ModelError(f"{out}: cannot be both the output and the state")
         examples = read_examples(data, m, how.ctx_size, mask_prompt=how.mask_prompt, pack=how.pack)
@@ -196,11 +206,14 @@ def _run(
         rate = schedule(lr, n_steps, how.lr_schedule, how.warmup)
         sizes = (how.ctx_size, threads, how.ubatch_size, how.clip, how.grad_checkpoint, how.ram)
         t = m.trainer(_OPTIMISERS[how.optimizer](rate, how.weight_decay), what, *sizes)
+        check_save(t, out)
         if held is not None:
             _measure(t, held, how.batch_size)
+        texts, masks, encoded = columns(examples)
         t.fit(
-            [e.ids for e in examples],
-            [e.mask for e in examples],
+            texts,
+            masks,
+            encoded=encoded,
             val_split=how.val_split,
             n_batch=how.batch_size,
             seed=how.seed,
@@ -239,6 +252,6 @@ def _measure(t: Trainer, examples: Sequence[Example], n_batch: int) -> None:
     for i in range(0, len(examples), n_batch):
         batch = examples[i : i + n_batch]
         n = sum(e.n_counted for e in batch)
-        total += n * t.loss([e.ids for e in batch], [e.mask for e in batch])
+        total += n * t.loss(*columns(batch))
         counted += n
     print(f"test: loss {total / counted:.4f}, perplexity {math.exp(min(total / counted, 700)):.3f}", flush=True)

@@ -11,6 +11,7 @@ from pyggml.errors import ModelError
 from pyggml.tensor import Tensor
 
 from .build import Build, CacheUse
+from .inputs import build_inp_own_mask
 
 # Names of nodes that flash attention does not make, or makes in another layout
 _SCORES = ("kq", "kq_scaled", "kq_tanh", "kq_soft_max_ext", "v", "kqv")
@@ -195,7 +196,7 @@ def _kqv(b: Build, a: KV, use: CacheUse) -> Tensor:
     apart = _apart(b, a, use)
     q_cur = _by_sequence(b, a.q_cur) if apart else a.q_cur
     q = b.cb(gg.permute(q_cur, 0, 2, 1, 3), "q", il)  # [n_embd_head_k, n_tokens, n_head]
-    k, mask = b.cb(_rows_of_k(b, use, il, apart), "k", il), _own_mask(b, a.kq_mask) if apart else a.kq_mask
+    k, mask = b.cb(_rows_of_k(b, use, il, apart), "k", il), _own_mask(b, a, use) if apart else a.kq_mask
     if a.beside is not None:
         other, other_mask = a.beside
         k, more = (gg.cast(t, DType.F32) if t.dtype.is_quantized else t for t in (k, cells_of_k(b, other)))
@@ -238,9 +239,12 @@ def _by_sequence(b: Build, t: Tensor) -> Tensor:
     return gg.reshape_4d(t if t.is_contiguous else gg.cont(t), *t.ne[:2], b.n_seq_tokens, b.n_seqs)
 
 
-def _own_mask(b: Build, mask: Tensor) -> Tensor:
-    """The parts of a mask of all tokens, ne [n_tokens, n_tokens padded], that lie on its diagonal: ne [n_seq_tokens,
-    n_seq_tokens, 1, n_seqs]."""
+def _own_mask(b: Build, a: KV, use: CacheUse) -> Tensor:
+    """The parts of a layer's mask of all tokens, ne [n_tokens, n_tokens padded], that lie on its diagonal: ne
+    [n_seq_tokens, n_seq_tokens, 1, n_seqs]."""
+    mask = a.kq_mask
+    if mask is b.masks.get(use.mask):
+        return build_inp_own_mask(b, a.il)
     n, row = b.n_seq_tokens, mask.nb[1]
     return gg.view_4d(mask, n, n, 1, b.n_seqs, row, row * n, row * n + mask.nb[0] * n, 0)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
@@ -13,6 +14,7 @@ from pyggml.tensor import Tensor
 from pyggml.types import Floats, Ints
 
 from ..hparams import AttnTemperature
+from ..memory.kv_mask import KVMask
 from ..memory.memory import Memory
 from ..ubatch import UBatch
 from .build import Build
@@ -144,6 +146,27 @@ def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
         mask = b.input(name, DType.F32, (n_kv, -(-b.n_tokens // MASK_PADDING) * MASK_PADDING), None)
         row = 4 * kv.size
         mask.nb = (4, row, row * mask.ne[1], row * mask.ne[1])
+        b.masks[name] = b.cb(gg.cast(mask, DType.F16), f"{name} (copy)") if kv.flash_attn else mask
+    return b.masks[name]
+
+
+def build_inp_own_mask(b: Build, il: int) -> Tensor:
+    """Of the attention mask of layer `il`, over a transient cache, the parts in which a sequence sees its own tokens:
+    ne [n_seq_tokens, n_seq_tokens, 1, n_seqs], F32 (F16 for flash attention). All of the mask would be n_seqs times as
+    large."""
+    kv, name = b.use(il).kv, f"{b.use(il).mask}_own"
+    n, n_seqs, alibi = b.n_seq_tokens, b.n_seqs, b.hparams.f_max_alibi_bias > 0
+
+    def fill(u: UBatch, memory: Memory) -> npt.NDArray[np.float32]:
+        own = np.empty((n_seqs, n, n), np.float32)
+        mask = KVMask(kv, own[0], kv.causal, kv.n_swa, alibi, kv.swa_type)
+        for i in range(n_seqs):
+            at = slice(i * n, (i + 1) * n)
+            mask.write_cells(u.pos[at], u.seq[at], i * n, own[i])
+        return own
+
+    if name not in b.masks:
+        mask = b.input(name, DType.F32, (n, n, 1, n_seqs), fill)
         b.masks[name] = b.cb(gg.cast(mask, DType.F16), f"{name} (copy)") if kv.flash_attn else mask
     return b.masks[name]
 

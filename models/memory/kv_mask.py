@@ -94,9 +94,13 @@ class KVMask:
         self._pos = self._seq = np.empty(0, np.int32)
 
     def _write_all(self, pos: Ints, seq: Ints, n_kv: int) -> None:
-        cell_pos, p, c = self.cells.pos[:n_kv], pos[:, None], self.cells
-        out = self.memory[: len(pos), :n_kv]
-        visible: npt.NDArray[np.bool_] = c.seq[seq, :n_kv]
+        self.write_cells(pos, seq, 0, self.memory[: len(pos), :n_kv])
+
+    def write_cells(self, pos: Ints, seq: Ints, first: int, out: Floats) -> None:
+        """Write what tokens see of the cells from `first` on into `out`, float32 [tokens, cells]."""
+        cells, p = slice(first, first + out.shape[1]), pos[:, None]
+        cell_pos = self.cells.pos[cells]
+        visible: npt.NDArray[np.bool_] = self.cells.seq[seq, cells]
         if self.causal:
             visible &= cell_pos <= p
         if self.n_swa:

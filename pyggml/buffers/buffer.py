@@ -134,6 +134,20 @@ class Buffer:
         start = -raw.__array_interface__["data"][0] % ALIGNMENT
         return cls(raw[start : start + size], buft)
 
+    def give_back(self, start: int, n: int) -> None:
+        """Let the system forget the pages of a mapped file that hold the `n` bytes from `start` on and nothing else.
+        They are read again when someone reads them. Other memory stays."""
+        owner: Any = self.memory if self.buft == "CPU_MMAP" else None  # its type is too narrow a hint
+        while isinstance(owner, np.ndarray | memoryview):
+            owner = owner.obj if isinstance(owner, memoryview) else owner.base
+        if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start += self.base - np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (start + n) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < last:
+            owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     def read(self, start: int, n: int) -> Bytes:
         """`n` bytes from `start` on: a view of them; of a device's memory a copy, which cannot be written to."""
         return self.memory[start : start + n]

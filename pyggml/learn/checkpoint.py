@@ -24,8 +24,10 @@ MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.wei
 
 
 def role_of(name: str) -> str:
-    """The role of a weight: `attn_q` of `blk.3.attn_q.weight`."""
+    """The role of a weight: `attn_q` of `blk.3.attn_q.weight`, and of `enc.blk.3.attn_q.weight`."""
     role = name.removesuffix(".weight")
+    if role.startswith(("enc.blk.", "dec.blk.")):
+        role = role[4:]
     return role.split(".", 2)[2] if role.startswith("blk.") else role
 
 

@@ -16,7 +16,16 @@ from .checkpoint import role_of
 
 _STEPS = 1 << 16  # shares are rounded to multiples of one part of so many
 # Weights whose products are added to the residual stream
-_ADDED = ("attn_output", "ffn_down*", "ssm_out", "shortconv.outproj", "time_mix_output", "channel_mix_value")
+_ADDED = (
+    "attn_output",
+    "attn_o",
+    "cross_attn_o",
+    "ffn_down*",
+    "ssm_out",
+    "shortconv.outproj",
+    "time_mix_output",
+    "channel_mix_value",
+)
 
 
 class Dropout(Adapters):
@@ -54,6 +63,6 @@ class Dropout(Adapters):
 
     def _dropped(self, t: Tensor, weight: str) -> Tensor:
         mask = t.ctx.new_tensor(DType.F32, t.ne, f"{weight} (dropout)").set_input()
-        allocate_tensors([mask], "cpu")
+        allocate_tensors([mask], "CPU")
         self._masks.append(mask)
         return ops.mul(t, mask)

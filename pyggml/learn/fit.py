@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
+from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, DTypeError, GraphError, OneSite, ShapeError, whole
 from pyggml.graph import Graph
@@ -21,8 +23,10 @@ from .gradients import grad
 from .loop import Callback, Epoch, Measured, Options, Samples, checked, named, run
 from .optimisers import Optimiser, above_0, new_states
 from .state_file import Trained, read_state, write_state
-from .step_graph import finite, in_order, run_checked, with_steps
+from .step_graph import check_graph_memory, finite, in_order, run_checked, with_steps
 
+_TRAINED = (DType.F32, DType.F16, DType.BF16)
+_NOTHING: Mapping[Tensor, Any] = {}
 LossOf = Callable[..., "Tensor | tuple[Tensor, Mapping[str, Tensor]]"]
 
 
@@ -45,7 +49,8 @@ def fit(
     resume: str | os.PathLike[str] | None = None,
 ) -> list[Epoch]:
     """Train parameters, the leafs marked with `set_param`, on the examples of a data set, and give the results of each
-    epoch: the mean loss and metrics, with their uncertainties.
+    epoch: the mean loss and metrics, with their uncertainties. Parameters are F32, F16 or BF16. Those of 16 bits have
+    copies in F32, which the steps change, so that small steps add up; the parameters are the copies, rounded.
 
     loss_of    records the loss of a batch, which is one element: the mean over the examples. It is called with a tensor
                for each field of the data, in its order, or by its name when the fields have names. Their last
@@ -69,8 +74,8 @@ def fit(
 
     Results do not depend on the number of threads. Raises GraphError for a loss without parameters and for one that is
     no number (the parameters stay as they were before that step); ShapeError and DTypeError for a loss and parameters
-    of other shapes and types than told; BatchError for bad numbers; StateError for the state of another training.
-    Source: ggml_opt_fit.
+    of other shapes and types than told; BatchError for bad numbers; StateError for the state of another training;
+    AllocError when memory is too small. Source: ggml_opt_fit.
     """
     if not isinstance(dataset, Dataset):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"fit: dataset must be a gg.Dataset, not {type(dataset).__name__}")
@@ -154,10 +159,14 @@ class _Graphs:
         if not self._params:
             raise GraphError("fit: the loss depends on no parameter; mark them with set_param()")
         for w in self._params:
-            if w.dtype is not DType.F32:
-                raise DTypeError(f"fit: parameters must be F32, not {w.describe()}")
+            if w.dtype not in _TRAINED:
+                raise DTypeError(f"fit: parameters must be F32, F16 or BF16, not {w.describe()}")
+        self._check_memory()
+        self._n_bytes = 0  # of the memory of graphs
+        # What steps change, of each parameter: itself, or its copy in F32.
+        self._masters = {w: w if w.dtype is DType.F32 else self._copy(w) for w in self._params}
         self._numbers = self._ctx.new_tensor(DType.F32, (opt.n_numbers,), "opt_numbers").set_input()
-        self._states = {w: new_states(self._ctx, opt, w) for w in self._params}
+        self._states = {w: new_states(self._ctx, opt, master) for w, master in self._masters.items()}
         self._share = self._ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
         self._sums = {w: self._zeros(w) for w in self._params} if accumulates else {}
         if accumulates:
@@ -180,7 +189,7 @@ class _Graphs:
             for name, samples in self._run(part, learns=True).items():
                 measured.setdefault(name, []).extend(samples)
         if self._accumulates:
-            run_checked(self._scheduler.alloc(self._step), self.n_steps)
+            self._checked_run(self._step)
         self.n_steps += 1
         return measured
 
@@ -199,6 +208,9 @@ class _Graphs:
 
     def read(self, path: str | os.PathLike[str], check: Callable[[Mapping[str, Any]], None]) -> None:
         self.n_steps = read_state(path, self._trained, check)
+        for w, master in self._masters.items():
+            if w is not master:
+                w.set(gg_eval(ops.cast(master, w.dtype)))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -206,9 +218,30 @@ class _Graphs:
     def _trained(self) -> Trained:
         names = {w: f"{i}.{w.name}"[:40] for i, w in enumerate(self._params)}
         states = {names[w]: s for w, s in self._states.items()}
-        return Trained(
-            {names[w]: w for w in self._params}, states, {"pyggml.training.optimiser": type(self._opt).__name__}
-        )
+        masters = {names[w]: master for w, master in self._masters.items()}
+        return Trained(masters, states, {"pyggml.training.optimiser": type(self._opt).__name__})
+
+    def _copy(self, w: Tensor) -> Tensor:
+        return self._ctx.from_numpy(np.asarray(w.numpy(), np.float32), name=w.name)
+
+    def _check_memory(self) -> None:
+        """Raises AllocError when there is no room for what is kept beside the parameters."""
+        n = sum(w.n_elements for w in self._params)
+        kept = sum(4 * w.n_elements for w in self._params if w.dtype is not DType.F32)
+        kept += 4 * n if self._accumulates else 0
+        with Context() as ctx:
+            like = [ctx.new_tensor(DType.F32, w.ne, w.name) for w in self._params]
+            kept += sum(s.nbytes for w in like for s in self._opt.states(w))
+        check_free_memory(kept, f"fit: training of {n:,} numbers")
+
+    def _checked_run(self, graph: Graph, inputs: Mapping[Tensor, Any] = _NOTHING) -> None:
+        """Run a graph with these inputs. Raises AllocError when there is no room for its values, and as
+        `run_checked`."""
+        schedule = self._scheduler.alloc(graph)
+        self._n_bytes = check_graph_memory(self._scheduler, self._n_bytes, graph)
+        for t, values in inputs.items():
+            t.set(values)
+        run_checked(schedule, self.n_steps)
 
     def _zeros(self, like: Tensor) -> Tensor:
         return self._ctx.from_numpy(np.zeros(like.shape, np.float32))
@@ -229,10 +262,7 @@ class _Graphs:
         recorded = self._record(len(part))
         graph = self._learns(recorded) if learns else recorded.graph
         with self._scheduler.lock:
-            schedule = self._scheduler.alloc(graph)
-            for t, values in zip(recorded.inputs, self._data[part], strict=True):
-                t.set(values)
-            run_checked(schedule, self.n_steps)
+            self._checked_run(graph, dict(zip(recorded.inputs, self._data[part], strict=True)))
             return recorded.measured()
 
     def _learns(self, r: _Recorded) -> Graph:
@@ -250,4 +280,6 @@ class _Graphs:
         return self._learning[r.n]
 
     def _stepped(self, w: Tensor, g: Tensor) -> Tensor:
-        return self._opt.step(w, g, self._states[w], self._numbers)
+        master = self._masters[w]
+        stepped = self._opt.step(master, g, self._states[w], self._numbers)
+        return stepped if master is w else ops.cpy(stepped, w)

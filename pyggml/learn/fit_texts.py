@@ -15,7 +15,7 @@ from pyggml.types import Floats
 from . import saved
 from .dataset import split, steps_of
 from .loop import Epoch, Measured, Options, Samples, named, run
-from .texts_file import Batches, Example, Masks, Texts
+from .texts_file import Batches, Example, Masks, Texts, columns
 
 
 class Trains(saved.Training, Protocol):
@@ -26,14 +26,15 @@ class Trains(saved.Training, Protocol):
     dropout: float
     seed: int
 
-    def step(self, sequences: Texts, masks: Masks | None = None) -> float: ...
-    def loss(self, sequences: Texts, masks: Masks | None = None) -> float: ...
+    def step(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float: ...
+    def loss(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float: ...
 
 
 def fit_texts(
     t: Trains,
     sequences: Texts,
     masks: Masks | None,
+    encoded: Texts | None,
     epochs: float,
     val_split: float,
     n_batch: int,
@@ -45,7 +46,8 @@ def fit_texts(
     n_batch = whole("n_batch", n_batch, 1, error=BatchError)
     seed = whole("seed", seed, 0, error=BatchError)
     examples = [
-        Example(x, masks[i] if masks is not None else np.ones(len(x), np.bool_)) for i, x in enumerate(sequences)
+        Example(x, masks[i] if masks is not None else np.ones(len(x), np.bool_), encoded[i] if encoded else None)
+        for i, x in enumerate(sequences)
     ]
     parts = split(len(examples), val_split, seed)
     train, held = (cast("list[int]", part.tolist()) for part in parts)
@@ -75,13 +77,13 @@ class _Texts:
         return self._t.opt.numbers(step)
 
     def learn(self, batch: Sequence[Example]) -> Measured:
-        return _measured(batch, self._t.step([e.ids for e in batch], [e.mask for e in batch]))
+        return _measured(batch, self._t.step(*columns(batch)))
 
     def measure(self, batch: Sequence[Example]) -> Measured:
-        return _measured(batch, self._t.loss([e.ids for e in batch], [e.mask for e in batch]))
+        return _measured(batch, self._t.loss(*columns(batch)))
 
     def n_read(self, batch: Sequence[Example]) -> int:
-        return sum(len(e.ids) for e in batch)
+        return sum(len(e.ids) + (0 if e.encoded is None else len(e.encoded)) for e in batch)
 
     def write(self, path: str | os.PathLike[str], more: Mapping[str, str]) -> None:
         saved.save_state(self._t, path, more)
@@ -102,4 +104,6 @@ def _digest(examples: Sequence[Example]) -> str:
     for e in examples:
         found.update(np.int64(len(e.ids)).tobytes() + np.asarray(e.ids, np.int64).tobytes())
         found.update((np.asarray(e.mask) != 0).tobytes())
+        if e.encoded is not None:
+            found.update(np.int64(len(e.encoded)).tobytes() + np.asarray(e.encoded, np.int64).tobytes())
     return found.hexdigest()

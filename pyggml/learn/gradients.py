@@ -54,11 +54,15 @@ def grad(y: Tensor, wrt: Sequence[Tensor], gy: Tensor | None = None) -> list[Ten
         return [found[t] for t in tensors]
 
 
-def gradients_of(loss: Tensor, params: Sequence[Tensor], gy: Tensor | None = None) -> dict[Tensor, Tensor]:
-    """Record the gradient of each of `params` that `loss`, one element, depends on by ops that have gradients; the
-    others have none (what only chooses experts, or tokens to attend to). `gy`, and what is raised: as of `grad`."""
+def gradients_of(
+    y: Tensor, params: Sequence[Tensor], gy: Tensor | None = None, until: Tensor | None = None
+) -> dict[Tensor, Tensor]:
+    """Record the gradient of each of `params` that `y` depends on by ops that have gradients; the others have none
+    (what only chooses experts, or tokens to attend to). What `y` depends on through `until` does not count. `gy`, and
+    what is raised: as of `grad`."""
     with OneSite():
-        return _walk("gradients_of", _below(loss), loss, _seed("gradients_of", loss, gy), params, lenient=True)
+        order = _below(y, until)
+        return _walk("gradients_of", order, y, _seed("gradients_of", y, gy), params, lenient=True, until=until)
 
 
 def expand(graph: Graph, loss: Tensor, grad_accs: Mapping[Tensor, Tensor] | None) -> dict[Tensor, Tensor]:
@@ -119,8 +123,9 @@ def _seed(what: str, y: Tensor, gy: Tensor | None) -> Tensor:
     return as_f32(gy)
 
 
-def _below(y: Tensor) -> list[Tensor]:
-    """`y` and all it depends on, sources before their readers, in the order of `Graph.build_forward_expand`."""
+def _below(y: Tensor, until: Tensor | None = None) -> list[Tensor]:
+    """`y` and all it depends on, sources before their readers, in the order of `Graph.build_forward_expand`; without
+    what `until` depends on."""
     order: list[Tensor] = []
     seen, path = {y}, [(y, iter(y.src))]
     while path:
@@ -128,7 +133,7 @@ def _below(y: Tensor) -> list[Tensor]:
         for s in sources:
             if s is not None and s not in seen:
                 seen.add(s)
-                path.append((s, iter(s.src)))
+                path.append((s, iter(() if s is until else s.src)))
                 break
         else:
             path.pop()
@@ -137,21 +142,27 @@ def _below(y: Tensor) -> list[Tensor]:
 
 
 def _walk(
-    what: str, order: Sequence[Tensor], y: Tensor, gy: Tensor, wrt: Sequence[Tensor], lenient: bool = False
+    what: str,
+    order: Sequence[Tensor],
+    y: Tensor,
+    gy: Tensor,
+    wrt: Sequence[Tensor],
+    lenient: bool = False,
+    until: Tensor | None = None,
 ) -> dict[Tensor, Tensor]:
     """The gradients of all tensors between `wrt` and `y`, those of `wrt` dense, of their shapes and named. `order`: all
     that runs, sources before their readers. `lenient`: only those of the tensors of `wrt` that `y` depends on through
-    sources that have gradients, and of no others."""
+    sources that have gradients, and of no others. `until`: a tensor whose sources do not count."""
     wanted = set(wrt)
     for t in order:
-        if t.dtype.is_float and any(s in wanted for s in t.src):
+        if t is not until and t.dtype.is_float and any(s in wanted for s in t.src):
             wanted.add(t)
     memory, given = _Memory(order), {gy, *order}
     memory.check_reads(y, wanted)
     found = {y: gy} if y in wanted else {}
     flat: set[Tensor] = set()  # tensors that may have no other gradient than 0
     for t in reversed(order):
-        sources = [s for s in t.src if s is not None and s in wanted]
+        sources = [s for s in t.src if s is not None and s in wanted and t is not until]
         if t in found and sources:
             for i, g in enumerate(_gradients(t, found[t], wanted, lenient)):
                 s = t.src[i]

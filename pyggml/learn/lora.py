@@ -107,10 +107,16 @@ class Products(Adapters):
 def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
     """The names of the weights that the targets of `lora` match, in the order of the model's graph. Raises ModelError,
     which names the roles there are, for a target that matches none."""
-    noted = Products()
-    memory = model.architecture.new_memory(model.hparams, 1, n_batch=1, transient=True)
-    sizes = tuple(c.size for c in memory.caches)
-    model.architecture.build(Build(model.hparams, model.weights, memory, 1, 1, sizes, adapters=noted))
+    noted, architecture = Products(), model.architecture
+    memory = architecture.new_memory(model.hparams, 1, n_batch=1, transient=True)
+    sizes = tuple(1 if c.cross else c.size for c in memory.caches)  # one token is encoded
+    b = Build(model.hparams, model.weights, memory, 1, 1, sizes, adapters=noted)
+    if architecture.encode is not None and memory.encoding is not None:
+        sizes = tuple(c.size for c in memory.encoding.caches)
+        encoder = Build(model.hparams, model.weights, memory.encoding, 1, 1, sizes, adapters=noted)
+        architecture.encode(encoder)
+        b.kept.update(encoder.kept)
+    architecture.build(b)
     names = [n for n in noted.names if n in model.weights]  # not an output that is the embeddings
     chosen: set[str] = set()
     for target in lora.targets:
@@ -125,12 +131,13 @@ def targets_of(model: LoadedModel, lora: LoRA) -> list[str]:
     return [n for n in names if n in chosen]
 
 
-def new_adapters(ctx: Context, model: LoadedModel, lora: LoRA, folder: HFFolder | None) -> dict[str, Matrices]:
-    """A and B of each weight that is a target. Raises ModelError for a target that matches none, and when `init` gives
-    what is no such A."""
+def new_adapters(
+    ctx: Context, model: LoadedModel, lora: LoRA, names: Sequence[str], folder: HFFolder | None
+) -> dict[str, Matrices]:
+    """A and B of each of the weights `names`. Raises ModelError when `init` gives what is no such A."""
     rng = np.random.default_rng(lora.seed)
     made: dict[str, Matrices] = {}
-    for name in targets_of(model, lora):
+    for name in names:
         n_in, n_out, *n_experts = model.weights[name].ne[: max(model.weights[name].rank, 2)]
         shape = (*n_experts[::-1], lora.r, n_in)
         a = _initial(lora, name, shape, rng)

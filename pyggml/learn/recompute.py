@@ -1,7 +1,8 @@
-"""Recomputation: values of layers that are not kept for the gradients, but computed once more where these need them.
+"""Recomputation: values that are not kept for the gradients, but computed once more where these need them.
 
-Kept is what goes from one layer to the next. The rest of a layer takes memory in the forward pass while the layer runs,
-and again while its gradients are computed (arXiv 1604.06174).
+Of a layer that is computed again, only what goes on to the next layer is kept. The rest takes memory in the forward
+pass while the layer runs, and again while its gradients are computed (arXiv 1604.06174). In other layers this is done
+for values that follow from kept ones by a few operations for each element: the results of norms and activations.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pyggml.graph import Graph
 from pyggml.inspect.layers import layers_of
-from pyggml.tensor import FLAG_AFTER, FLAG_STORE, Tensor
+from pyggml.opdef import OPS, written_by
+from pyggml.tensor import FLAG_AFTER, FLAG_OUTPUT, FLAG_STORE, Tensor
+
+_LEAST = 1 << 20  # bytes of a tensor for which computing it again is worth a node more
+_FLOPS = 32  # for each element, at most, of what is computed again in layers that are kept
 
 
 def layers_to_compute_again(graph: Graph) -> list[list[Tensor]]:
@@ -29,11 +34,37 @@ def layers_to_compute_again(graph: Graph) -> list[list[Tensor]]:
     return [ts for ts in nodes if not any(t.flags & (FLAG_STORE | FLAG_AFTER) for t in ts)]
 
 
-def computed_again(backward: Iterable[Tensor], layers: Iterable[Collection[Tensor]]) -> list[Tensor]:
-    """The nodes of a backward pass, in order, that read copies of the nodes of `layers`. The copies are put before the
-    first node that reads any of their layer: those that are read, and what they are computed from within the layer."""
+def _cheap(forward: Sequence[Tensor], backward: Sequence[Tensor], kept: Collection[Tensor]) -> set[Tensor]:
+    """Nodes of a forward pass, in order, that follow by few operations from leafs, from what the backward pass reads
+    anyway, and from one another. `kept`: nodes that are not to be among them."""
+    read = {s for t in backward for s in t.src if s is not None}
+    written = {root for t in forward for root in written_by(t)}
+    found: set[Tensor] = set()
+    for t in forward:
+        op = OPS[t.op]
+        sources = [s for s in t.src if s is not None]
+        known = all(s in found or s in read or s.op == "none" for s in sources)
+        if not known or t in kept or t.flags & (FLAG_OUTPUT | FLAG_STORE | FLAG_AFTER) or t.root in written:
+            continue
+        if any(s.root in written for s in sources):
+            continue
+        if op.kernel is None and op.host is None:  # a view
+            if any(s in found for s in sources):
+                found.add(t)
+        elif op.host is None and t.nbytes >= _LEAST and op.cost(t).flops <= _FLOPS * t.n_elements:
+            found.add(t)
+    return found
+
+
+def computed_again(
+    forward: Sequence[Tensor], backward: Iterable[Tensor], layers: Iterable[Collection[Tensor]]
+) -> list[Tensor]:
+    """The nodes of a backward pass, in order, that read copies of nodes of the forward pass: those of `layers`, and
+    cheap ones. The copies of a layer are put before the first node that reads any of it: those that are read, and what
+    they are computed from within the layer. Other copies are put before the first node that reads them."""
     layers, backward = list(layers), list(backward)
     layer = {t: i for i, ts in enumerate(layers) for t in ts}
+    cheap = _cheap(forward, backward, layer)
     read: list[set[Tensor]] = [set() for _ in layers]
     for t in backward:
         for s in t.src:
@@ -47,9 +78,25 @@ def computed_again(backward: Iterable[Tensor], layers: Iterable[Collection[Tenso
             if i not in done:
                 done.add(i)
                 nodes += _copy(list(layers[i]), read[i], copies)
+        for s in t.src:
+            if s is not None and s in cheap and s not in copies:
+                nodes += _copy(_from(s, cheap, copies), {s}, copies)
         t.src, t.view_src = _sources(t, copies)
         nodes.append(t)
     return nodes
+
+
+def _from(t: Tensor, cheap: Collection[Tensor], copies: Collection[Tensor]) -> list[Tensor]:
+    """`t` and the cheap nodes that it is computed from, as far as they have no copies yet; sources come first."""
+    found: dict[Tensor, None] = {}
+    todo = [t]
+    while todo:
+        t = todo[-1]
+        more = [s for s in t.src if s is not None and s in cheap and s not in copies and s not in found]
+        todo += more
+        if not more:
+            found[todo.pop()] = None
+    return [*found]
 
 
 def _copy(nodes: Sequence[Tensor], wanted: Collection[Tensor], copies: dict[Tensor, Tensor]) -> list[Tensor]:

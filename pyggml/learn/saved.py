@@ -18,8 +18,8 @@ from pyggml.dtypes import DType
 from pyggml.errors import ModelError, StateError
 from pyggml.gguf_io.write import kv_record
 from pyggml.hf.export import export_folder
-from pyggml.llm.adapters.lora import save_lora
-from pyggml.llm.adapters.peft import save_lora_peft
+from pyggml.llm.adapters.lora import refuse_dora, save_lora
+from pyggml.llm.adapters.peft import peft_files, save_lora_peft
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.quantize.source import Source, SourceTensor
 from pyggml.models.names import tensor_name
@@ -70,6 +70,15 @@ def output_of(path: str | os.PathLike[str], *read: str | os.PathLike[str] | None
     if not out.endswith(".gguf") and os.path.exists(out):
         raise ModelError(f"{out}: is there already; name another folder")
     return out
+
+
+def check_save(t: Training, path: str | os.PathLike[str]) -> None:
+    """Raise ModelError, before a training, for an adapter that `save` cannot write as `path`."""
+    if isinstance(t.train, LoRA):
+        if os.fspath(path).endswith(".gguf"):
+            refuse_dora(t.lora, path)
+        else:
+            _ = peft_files(peft_pairs(t.train, t.matrices), t.model)
 
 
 def save(t: Training, path: str | os.PathLike[str]) -> None:

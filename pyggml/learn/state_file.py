@@ -11,6 +11,7 @@ import numpy as np
 
 from pyggml.errors import GraphError, ModelError, StateError, path_name
 from pyggml.gguf_io import tensor_file
+from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.tensor import Tensor
 
 _VERSION = "pyggml.training.version"
@@ -35,8 +36,8 @@ class Trained:
 
 
 def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | None) -> str:
-    """The name of what is to be written. Raises ModelError when it cannot be there, and when it is one of the files
-    that are `read`."""
+    """The name of what is to be written. Raises ModelError when it cannot be there (a file is made beside it, to see
+    that, and removed), and when it is one of the files that are `read`."""
     out = path_name(path, ModelError)
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
@@ -46,6 +47,10 @@ def check_output(path: str | os.PathLike[str], *read: str | os.PathLike[str] | N
     for other in read:
         if other is not None and os.path.exists(out) and os.path.exists(other) and os.path.samefile(out, other):
             raise ModelError(f"{out}: is read, too, and would be lost; name another file")
+    try:
+        AtomicFile(out).discard()
+    except OSError as e:
+        raise ModelError(f"{out}: cannot be written: {e.strerror}") from None
     return out
 
 

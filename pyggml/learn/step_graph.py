@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pyggml import ops
+from pyggml.buffers.buffer import check_free_memory
 from pyggml.errors import BackendError, GraphError
 from pyggml.graph import Graph
 from pyggml.inspect.taps import Tap
@@ -53,6 +54,15 @@ def run_checked(schedule: Schedule, n_steps: int) -> None:
         raise GraphError(f"{e.__cause__} {where}; the parameters stay as they were") from None
 
 
+def check_graph_memory(scheduler: Scheduler, n_bytes: int, graph: Graph) -> int:
+    """The bytes of the memory that a scheduler's graphs share. Raises AllocError when this graph needs more than the
+    `n_bytes` before, and these are not free."""
+    size = scheduler.buffer_size("cpu")
+    if size > n_bytes:
+        check_free_memory(size - n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
+    return max(size, n_bytes)
+
+
 def with_steps(
     ctx: Context,
     first: Sequence[Tensor],
@@ -60,12 +70,13 @@ def with_steps(
     step: Step,
     clip: float | None,
     again: Iterable[Collection[Tensor]] = (),
+    forward: Tensor | None = None,
 ) -> Graph:
     """The graph of `first`, of the gradients, by parameter, and of the steps of the parameters. Steps come as early as
-    they can, or, with clipping, after all gradients. `again`: as of `in_order`."""
+    they can, or, with clipping, after all gradients. `again`, `forward`: as of `in_order`."""
     if clip is None and first:
-        return in_order(first, gradients, step, again)
-    graph = _passes(first, gradients, again)
+        return in_order(first, gradients, step, again, forward)
+    graph = _passes(first, gradients, again, forward)
     if clip is not None and gradients:
         norm = norm_of(gradients)
         graph.build_forward_expand(finite("the norm of the gradients", norm))
@@ -75,19 +86,24 @@ def with_steps(
     return graph
 
 
-def _passes(first: Sequence[Tensor], gradients: Mapping[Tensor, Tensor], again: Iterable[Collection[Tensor]]) -> Graph:
+def _passes(
+    first: Sequence[Tensor],
+    gradients: Mapping[Tensor, Tensor],
+    again: Iterable[Collection[Tensor]],
+    forward: Tensor | None,
+) -> Graph:
     """The graph of `first`, then of the `gradients`, in the order in which they were recorded: from the end of the
     forward pass to its beginning, so that what was computed last is needed first, and its memory is free soon."""
-    forward, both = Graph(), Graph()
-    for t in first:
-        forward.build_forward_expand(t)
+    begin, both = Graph(), Graph()
+    for t in first if forward is None else (forward,):
+        begin.build_forward_expand(t)
         both.build_forward_expand(t)
-    for t in gradients.values():
+    for t in (*first, *gradients.values()):
         both.build_forward_expand(t)
-    backward = both.nodes[forward.n_nodes :]
-    made = {t: i for ctx in {t.ctx: None for t in backward} for i, t in enumerate(ctx.tensors)}
-    graph = Graph()
-    for t in (*first, *computed_again(sorted(backward, key=made.__getitem__), again)):
+    rest = both.nodes[begin.n_nodes :]
+    made = {t: i for ctx in {t.ctx: None for t in rest} for i, t in enumerate(ctx.tensors)}
+    graph, rest = Graph(), sorted(rest, key=made.__getitem__)
+    for t in (*begin.nodes, *(computed_again(begin.nodes, rest, again) if gradients else rest)):
         graph.build_forward_expand(t)
     return graph
 
@@ -97,19 +113,24 @@ def in_order(
     gradients: Mapping[Tensor, Tensor],
     step: Step,
     again: Iterable[Collection[Tensor]] = (),
+    forward: Tensor | None = None,
 ) -> Graph:
     """The graph of `first`, then of the `gradients`, by parameter, and of the step of each parameter. A step overwrites
-    its parameter, so it comes when all nodes that read the parameter have run; and at once then, because the memory of
-    its gradient is free afterwards. `again`: nodes that are computed once more for the gradients, by layer, see
-    `recompute`."""
-    before = _passes(first, gradients, again)
+    its parameter, so it comes when all nodes that read the parameter, and all of `first`, have run; and at once then,
+    because the memory of its gradient is free afterwards.
+
+    again    nodes that are computed once more for the gradients, by layer, see `recompute`
+    forward  the end of the forward pass; what comes after it runs in the order in which it was recorded. None: `first`
+    """
+    before = _passes(first, gradients, again, forward)
     due: dict[Tensor, int] = {}
     for at, node in enumerate(before.nodes):
         due.update((s.root, at) for s in node.src if s is not None and s.root in gradients)
     computed = {node: at for at, node in enumerate(before.nodes)}
+    checked = max(computed[t] for t in first)
     steps: dict[int, list[Tensor]] = {}
     for w, g in gradients.items():
-        steps.setdefault(max(due[w], computed[g]), []).append(w)
+        steps.setdefault(max(due[w], computed[g], checked), []).append(w)
     graph = Graph()
     for at, node in enumerate(before.nodes):
         graph.build_forward_expand(node)

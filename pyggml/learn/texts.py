@@ -19,7 +19,7 @@ from pyggml.models.weights import Weights
 from pyggml.tensor import Tensor, allocate_tensors
 from pyggml.types import Ints
 
-BUFT = "cpu"
+BUFT = "CPU"
 PAD = 0  # the token behind the end of shorter texts
 
 
@@ -104,13 +104,16 @@ class _Filled:
 
     def __init__(self, build: Build, memory: Memory, hp: HParams) -> None:
         self.build, self.memory = build, memory
-        allocate_tensors([i.tensor for i in build.inputs.values()], BUFT)
+        # Masks of all tokens are for layers in which texts do not attend to themselves alone.
+        unused = {use.mask for use in build.uses if (i := build.inputs.get(use.mask)) and i.tensor not in build.graph}
+        self._inputs = {name: i for name, i in build.inputs.items() if name not in unused}
+        allocate_tensors([i.tensor for i in self._inputs.values()], BUFT)
         self._apart = any(not c.causal and not c.cross for c in memory.caches)  # tokens see those after them
         alibi = hp.f_max_alibi_bias > 0
         self._masks = [
-            KVMask(use.kv, build.inputs[use.mask].tensor.numpy(), use.kv.causal, use.kv.n_swa, alibi, use.kv.swa_type)
+            KVMask(use.kv, self._inputs[use.mask].tensor.numpy(), use.kv.causal, use.kv.n_swa, alibi, use.kv.swa_type)
             for use in build.uses
-            if use.mask in build.inputs
+            if use.mask in self._inputs
         ]
         self._masked: list[bytes] = []  # positions and sequences that the masks are written for
 
@@ -118,7 +121,7 @@ class _Filled:
         """Set the inputs for texts of at most `n_tokens` tokens. The memory must be empty."""
         u = _ubatch(texts, n_tokens, self._apart)
         self.memory.take(self.memory.slot(u, ()), u)
-        for i in self.build.inputs.values():
+        for i in self._inputs.values():
             if i.fill is not None:
                 _set(i.tensor, i.fill(u, self.memory))
         for group in self.build.input_groups:

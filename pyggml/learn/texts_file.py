@@ -28,15 +28,23 @@ _SORTED = 16  # so many batches are sorted by length
 
 
 class Example(NamedTuple):
-    """The token ids of a text, and for each of them whether its prediction counts."""
+    """The token ids of a text, and for each of them whether its prediction counts. `encoded`: of encoder-decoders, the
+    token ids that are encoded for it."""
 
     ids: Sequence[int] | Ints
     mask: Sequence[Any] | npt.NDArray[np.bool_]
+    encoded: Sequence[int] | Ints | None = None
 
     @property
     def n_counted(self) -> int:
         """How many predictions count. The first token is not predicted."""
         return int(np.count_nonzero(np.asarray(self.mask)[1:]))
+
+
+def columns(examples: Sequence[Example]) -> tuple[Texts, Masks, Texts | None]:
+    """The texts, their masks, and what is encoded for them, as `Trainer.step` takes them."""
+    encoded = [e.encoded for e in examples if e.encoded is not None]
+    return [e.ids for e in examples], [e.mask for e in examples], encoded or None
 
 
 def read_examples(
@@ -53,11 +61,17 @@ def read_examples(
     pack         join short texts, one after the other, as long as they fit into n_ctx tokens. (The first token of each
                  does not count then.)
 
+    An encoder-decoder encodes the prompt, and its decoder learns the completion: each line must have both, and nothing
+    is packed.
+
     Lines without a token to predict are left out, with a warning that tells their numbers. Raises ModelError for a file
     that cannot be read or has no text, and for a line that is no such object (with its number).
     """
     where = os.fspath(path)
     skipped: list[int] = []
+    if model.architecture.encode is not None and (pack or not where.endswith(".jsonl")):
+        text = "is an encoder-decoder: it learns from lines of `prompt` and `completion` (.jsonl), which are not packed"
+        raise ModelError(f"{where}: {model.arch} {text}")
     try:
         if where.endswith(".jsonl"):
             with open(where, "rb") as file:
@@ -88,6 +102,8 @@ def _usable(lines: Iterator[tuple[int, Example]], n_ctx: int, skipped: list[int]
     """The texts, cut, that have a token to predict. The numbers of other lines are added to `skipped`."""
     for number, e in lines:
         cut = _example(cast("Sequence[int]", e.ids[:n_ctx]), cast("Sequence[int]", e.mask[:n_ctx]))
+        if e.encoded is not None:
+            cut = cut._replace(encoded=np.array(e.encoded[:n_ctx], np.int32))
         if cut.n_counted:
             yield cut
         else:
@@ -105,7 +121,9 @@ def _of_lines(where: str, file: IO[bytes], model: LoadedModel, mask_prompt: bool
         if not isinstance(entry, dict):
             raise ModelError(f"{at}: is no JSON object")
         values = cast("dict[str, Any]", entry)
-        if "messages" in values:
+        if model.decoder_start is not None:
+            yield number, _of_pair(at, values, model, model.decoder_start)
+        elif "messages" in values:
             template = template or find_template(None, model.kv)
             yield number, _of_messages(at, values["messages"], model, template, mask_prompt)
         elif "prompt" in values and "completion" in values:
@@ -113,10 +131,23 @@ def _of_lines(where: str, file: IO[bytes], model: LoadedModel, mask_prompt: bool
             answer = [*model.tokenize(_text(at, values, "completion"), add_special=False), *_end(model)]
             yield number, Example(prompt + answer, [int(not mask_prompt)] * len(prompt) + [1] * len(answer))
         elif "text" in values:
-            ids = [*model.tokenize(_text(at, values, "text")), *_end(model)] if values["text"] else []
+            text = _text(at, values, "text")
+            ids = [*model.tokenize(text), *_end(model)] if text else []
             yield number, Example(ids, [1] * len(ids))
         else:
             raise ModelError(f"{at}: has neither `text`, nor `prompt` and `completion`, nor `messages`")
+
+
+def _of_pair(at: str, values: Mapping[str, Any], model: LoadedModel, start: int) -> Example:
+    """What an encoder-decoder encodes, and what its decoder is to say."""
+    if "prompt" not in values or "completion" not in values:
+        raise ModelError(f"{at}: {model.arch} is an encoder-decoder: a line must have `prompt` and `completion`")
+    encoded = model.tokenize(_text(at, values, "prompt"), parse_special=True)
+    answer = model.tokenize(_text(at, values, "completion"), add_special=False)
+    if not encoded:
+        raise ModelError(f"{at}: `prompt` is empty: there is nothing to encode")
+    ids = [start, *answer, *_end(model)]
+    return Example(ids, [1] * len(ids), encoded)
 
 
 def _text(at: str, values: Mapping[str, Any], key: str) -> str:

@@ -35,11 +35,12 @@ from .checkpoint import numbers_of, origin_of
 from .dropout import Dropout
 from .fit_texts import fit_texts
 from .gradients import gradients_of
+from .head import head_of, part_size, record_loss
 from .loop import Callback, Epoch, Options, checked
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
 from .optimisers import Optimiser, above_0, new_states
 from .recompute import layers_to_compute_again
-from .step_graph import finite, in_order, run_checked, with_steps
+from .step_graph import check_graph_memory, finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
 from .texts_file import Masks, Texts
 
@@ -59,15 +60,17 @@ _Kind = Literal["loss", "step", "sum"]
 class _Part(NamedTuple):
     """Texts as a graph takes them.
 
-    number  of the part in the batch, from 0 on
-    texts   the tokens that are read: of each text all but the last
-    labels  of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
-    share   of the predictions of the batch that count, how many of them are of this part, 0 to 1
+    number   of the part in the batch, from 0 on
+    texts    the tokens that are read: of each text all but the last
+    encoded  of encoder-decoders, the tokens that are encoded for each text
+    labels   of each token the next one, or _NOT_COUNTED: int32 [n_seqs * n_tokens]
+    share    of the predictions of the batch that count, how many of them are of this part, 0 to 1
     """
 
     number: int
     shape: Shape
     texts: list[Ints]
+    encoded: list[Ints]
     labels: Ints
     share: float
 
@@ -112,8 +115,6 @@ class Trainer:
             raise ModelError("training needs the whole model in memory: load it without vocab_only, ram or layers")
         if not model.architecture.logits:
             raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
-        if model.architecture.encode is not None:
-            raise ModelError(f"{model.arch} has an encoder: training of pairs of texts is not supported")
         if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
         if not hasattr(opt, "states") or isinstance(opt, type):
@@ -133,13 +134,14 @@ class Trainer:
         self._ctx = Context()
         self._folder = open_hf_folder(model.path) if is_folder(model.path) else None
         self._weights = _TrainedWeights(model, self._folder) if train == "all" else None
-        self._check_memory()
+        targets = targets_of(model, train) if isinstance(train, LoRA) else []
+        self._check_memory(targets)
         if self._weights is not None:
             self.params = self._weights.new_parameters(self._ctx)
             self.matrices: dict[str, Matrices] = {}
         else:
             assert isinstance(train, LoRA)
-            self.matrices = new_adapters(self._ctx, model, train, self._folder)
+            self.matrices = new_adapters(self._ctx, model, train, targets, self._folder)
             self.params = {t.name: t for m in self.matrices.values() for t in m.trained}
         self.states: dict[str, tuple[Tensor, ...]] = {
             name: new_states(self._ctx, opt, t) for name, t in self.params.items()
@@ -162,12 +164,14 @@ class Trainer:
         """What runs the graphs: `Profile(trainer.scheduler)` measures them."""
         return self._scheduler
 
-    def step(self, sequences: Texts, masks: Masks | None = None) -> float:
+    def step(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float:
         """Make one step: the parameters follow the gradients of the mean loss of a batch.
 
         sequences  token ids of each text, at least two and at most n_ctx. Texts do not see each other
         masks      for each text a value for each token: 0 or False when its prediction does not count. (The first token
                    is not predicted; its value is ignored.)
+        encoded    of encoder-decoders, for each text the token ids that are encoded for it, at least one and at most
+                   n_ctx. The text begins with the token `model.decoder_start` then
 
         With `n_ubatch` no more texts are in memory at a time; the gradients of a larger batch are summed up.
 
@@ -177,7 +181,7 @@ class Trainer:
         gradients, is no finite number, which names the step and the first tensor with such an element (the parameters
         stay as they were).
         """
-        parts = self._parts(sequences, masks)
+        parts = self._parts(sequences, masks, encoded)
         self._measure_rows()
         self.numbers.set(self.opt.numbers(self.n_steps))
         if len(parts) == 1:
@@ -193,9 +197,9 @@ class Trainer:
         self.n_steps += 1
         return loss
 
-    def loss(self, sequences: Texts, masks: Masks | None = None) -> float:
+    def loss(self, sequences: Texts, masks: Masks | None = None, encoded: Texts | None = None) -> float:
         """The mean loss of a batch, as `step` returns it. Nothing is changed. Raises as `step`."""
-        parts = self._parts(sequences, masks)
+        parts = self._parts(sequences, masks, encoded)
         self._measure_rows()
         return sum(part.share * self._run(part, "loss") for part in parts)
 
@@ -207,6 +211,7 @@ class Trainer:
         val_split: float = 0.0,
         n_batch: int = 4,
         *,
+        encoded: Texts | None = None,
         seed: int = 0,
         n_steps: int | None = None,
         callback: Callback | None = None,
@@ -222,6 +227,7 @@ class Trainer:
         epochs     how often all texts are seen; steps that were made before count
         val_split  the part of the texts that is held back, to measure the loss on after each epoch
         n_batch    texts of a step. Those of a step have similar lengths
+        encoded    of encoder-decoders, what is encoded for each text, see `step`
         seed       of the order of texts
         n_steps    how many steps there are in all, with those made before (instead of `epochs`)
 
@@ -229,7 +235,8 @@ class Trainer:
         """
         how = checked(Options(callback, progress, state, save_every, resume), self.model.path)
         texts, masks = self._texts(sequences, masks)  # before the first step, so that nothing is lost
-        return fit_texts(self, texts, masks, epochs, val_split, n_batch, seed, n_steps, how)
+        pairs = self._encoded(encoded, len(texts))
+        return fit_texts(self, texts, masks, pairs or None, epochs, val_split, n_batch, seed, n_steps, how)
 
     def weight(self, name: str) -> Floats:
         """The values that a trained weight has now, as a GGUF holds it: float32, in NumPy order. Raises KeyError."""
@@ -291,10 +298,26 @@ class Trainer:
                 raise BatchError(f"sequence {i} has {len(text)} tokens, its mask is of shape {mask.shape}")
         return texts, arrays
 
-    def _parts(self, sequences: Texts, masks: Masks | None) -> list[_Part]:
+    def _encoded(self, encoded: Texts | None, n: int) -> list[Ints]:
+        """What is encoded for each of `n` texts, as arrays; of models without an encoder nothing. Raises BatchError for
+        what `step` does not take."""
+        arch = self.model.arch
+        if self.model.architecture.encode is None:
+            if encoded is not None:
+                raise BatchError(f"{arch} has no encoder: put what is encoded for a text before it, and mask it out")
+            return []
+        if not isinstance(encoded, Sequence | np.ndarray) or len(encoded) != n:
+            have = "none" if encoded is None else f"{encoded!r:.40}"
+            raise BatchError(
+                f"{arch} is an encoder-decoder: `encoded` must have tokens for each of {n} texts, not {have}"
+            )
+        return [_checked(ids, i, self.n_ctx, self.model.hparams.n_vocab, 1) for i, ids in enumerate(encoded)]
+
+    def _parts(self, sequences: Texts, masks: Masks | None, encoded: Texts | None) -> list[_Part]:
         """A batch, in parts of at most `n_ubatch` texts; those without a prediction that counts are left out. Raises
         BatchError."""
         texts, masks = self._texts(sequences, masks)
+        pairs = self._encoded(encoded, len(texts))
         labels: list[Ints] = []
         for i, text in enumerate(texts):
             counted = np.ones(len(text), np.bool_)
@@ -305,17 +328,21 @@ class Trainer:
         if n_counted == 0:
             raise BatchError("the masks leave no prediction of the batch")
         n = len(texts) if self.n_ubatch is None else self.n_ubatch
-        parts = [self._part(i // n, texts[i : i + n], labels[i : i + n], n_counted) for i in range(0, len(texts), n)]
+        parts = [
+            self._part(i // n, texts[i : i + n], pairs[i : i + n], labels[i : i + n], n_counted)
+            for i in range(0, len(texts), n)
+        ]
         return [part for part in parts if part.share]
 
-    def _part(self, number: int, texts: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
-        longest = max(map(len, labels))
-        n_tokens = min(-(-longest // _BLOCK) * _BLOCK, max(self.n_ctx - 1, longest))
+    def _part(self, number: int, texts: list[Ints], encoded: list[Ints], labels: list[Ints], n_counted: int) -> _Part:
+        n_tokens = _filled(max(map(len, labels)), self.n_ctx - 1)
+        n_encoded = _filled(max(map(len, encoded)), self.n_ctx) if encoded else 0
         filled = np.full((len(texts), n_tokens), _NOT_COUNTED, np.int32)
         for row, own in zip(filled, labels, strict=True):
             row[: len(own)] = own
         share = _n_counted(filled) / n_counted
-        return _Part(number, Shape(len(texts), n_tokens), [text[:-1] for text in texts], filled.reshape(-1), share)
+        shape = Shape(len(texts), n_tokens, n_encoded)
+        return _Part(number, shape, [text[:-1] for text in texts], encoded, filled.reshape(-1), share)
 
     def _measure_rows(self) -> None:
         """Compute the norms that DoRA divides rows by, of the parameters as they are."""
@@ -333,10 +360,7 @@ class Trainer:
         """Run a graph with what `fill` sets. Raises GraphError as `step`."""
         with self._scheduler.lock:
             schedule = self._scheduler.alloc(graph)
-            size = self._scheduler.buffer_size("cpu")
-            if size > self._n_bytes:
-                check_free_memory(size - self._n_bytes, f"the graph of a batch of {graph.n_nodes} nodes")
-                self._n_bytes = size
+            self._n_bytes = check_graph_memory(self._scheduler, self._n_bytes, graph)
             fill()
             run_checked(schedule, self.n_steps)
 
@@ -373,15 +397,16 @@ class Trainer:
         kept.update(t for states in self.states.values() for t in states)
         return sum(t.nbytes for t in kept) + sum(plan.sizes.values())
 
-    def _check_memory(self) -> None:
-        """Raises AllocError when there is no room for the parameters and for what the optimiser remembers of them."""
+    def _check_memory(self, targets: Sequence[str]) -> None:
+        """Raises AllocError when there is no room for the parameters (of the adapters of `targets`, when these are
+        trained) and for what the optimiser remembers of them."""
         nes: dict[str, tuple[int, ...]] = {}
         weights = self.model.weights
         if self._weights is not None:
             nes = {name: weights[name].ne for name in {*self._weights.leaders.values()}}
         else:
             assert isinstance(self.train, LoRA)
-            for name in targets_of(self.model, self.train):
+            for name in targets:
                 n_in, n_out, *n = weights[name].ne
                 nes |= {f"{name}.lora_a": (n_in, self.train.r, *n), f"{name}.lora_b": (self.train.r, n_out, *n)}
         n, ctx = sum(map(math.prod, nes.values())), Context()
@@ -444,6 +469,8 @@ class _TrainedWeights:
                 t = self._weights[name]
                 values = self.origins[name].parameter(np.asarray(t.numpy(), np.float32))
                 found[name] = ctx.from_numpy(np.ascontiguousarray(values, np.float32), name=name).set_param()
+                if t.buffer is not None:
+                    t.buffer.give_back(t.offset, t.nbytes)  # graphs read the parameter in its place
         return found | {name: ctx.from_numpy(x, name=name).set_param() for name, x in self.numbers.items()}
 
     def recorded(self, ctx: Context, params: Mapping[str, Tensor]) -> Weights:
@@ -461,14 +488,19 @@ class _TrainedWeights:
         return cast("Floats", t.numpy() if t.op == "none" else gg_eval(t))
 
 
-def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int) -> Ints:
-    """The token ids of sequence `i`. Raises BatchError."""
+def _filled(longest: int, most: int) -> int:
+    """The tokens that texts are filled up to."""
+    return min(-(-longest // _BLOCK) * _BLOCK, max(most, longest))
+
+
+def _checked(ids: Sequence[int] | Ints, i: int, n_ctx: int, n_vocab: int, least: int = 2) -> Ints:
+    """The token ids of sequence `i`, `least` at least. Raises BatchError."""
     if not isinstance(ids, Sequence | np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a batch is a list of texts, each a list of token ids; sequence {i} is {ids!r:.40}")
     if not len(ids):
         raise BatchError(f"sequence {i} is empty")
     text = token_ids(cast("Sequence[int]", ids))
-    if len(text) == 1:
+    if len(text) < least:
         raise BatchError(f"sequence {i} has one token: there is none to predict")
     if len(text) > n_ctx:
         raise BatchError(f"sequence {i} has {len(text)} tokens, more than the n_ctx = {n_ctx} of the trainer")
@@ -487,28 +519,44 @@ class _StepGraph:
     def __init__(self, t: Trainer, shape: Shape, kind: _Kind, n_again: int) -> None:
         """`n_again`: the values of so many layers, from the first on, are not kept but computed again."""
         self._texts = t.text_graph(shape, 0.0 if kind == "loss" else t.dropout)
-        logits, ctx = self._texts.logits, self._texts.build.ctx
+        graph, logits, ctx = self._texts.build.graph, self._texts.logits, self._texts.build.ctx
         logits.flags &= ~FLAG_OUTPUT  # nothing reads it after the run
         with ctx, OneSite():
+            head = head_of(graph)
+            self._size = part_size(head, logits)
+            n_parts = -(-logits.ne[1] // self._size)
             self._labels = ctx.new_tensor(DType.I32, (logits.ne[1],), "labels").set_input()
-            self._share = ctx.new_tensor(DType.F32, (1,), "share of the part").set_input()
-            allocate_tensors([self._labels, self._share], BUFT)
-            self.loss = ops.cross_entropy_ids(logits, self._labels).set_name("loss").set_output()
+            self._shares, self._seeds = (
+                ctx.new_tensor(DType.F32, (n_parts,), name).set_input() for name in ("shares", "gradient of the loss")
+            )
+            allocate_tensors([self._labels, self._shares, self._seeds], BUFT)
+            params, gradients = [*t.params.values()], dict[Tensor, Tensor]()
+            seeds = None if kind == "loss" else self._seeds
+            self.loss, of_rows, of_head = record_loss(head, self._labels, self._shares, seeds, params, self._size)
+            self.loss.set_output()
             # Nothing after this node runs, and no parameter changes, when the loss is no number.
             first = (self.loss, finite("the loss", self.loss))
-            share = self._share if kind == "sum" else None
-            gradients = {} if kind == "loss" else gradients_of(self.loss, [*t.params.values()], share)
-            again = layers_to_compute_again(self._texts.build.graph)[:n_again] if n_again else []
+            if of_rows is not None:
+                of_body = gradients_of(head.rows, params, of_rows)
+                for w in params:
+                    found = [g[w] for g in (of_head, of_body) if w in g]
+                    if found:
+                        gradients[w] = found[0] if len(found) == 1 else ops.add(*found)
+            again = layers_to_compute_again(graph)[:n_again] if n_again else []
             if kind == "step":
-                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again)
+                self.graph = with_steps(ctx, first, gradients, t.step_of, t.clip, again, head.rows)
             else:
-                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again)
+                self.graph = in_order(first, gradients, lambda w, g: ops.add_inplace(t.sum_of(w), g), again, head.rows)
+        self._kind: _Kind = kind
 
     def fill(self, part: _Part, seed: int, step: int) -> None:
         """Set the inputs."""
-        self._texts.fill(part.texts)
+        self._texts.fill(part.texts, part.encoded)
         adapters = self._texts.build.adapters
         if isinstance(adapters, Dropout):
             adapters.fill(seed, step, part.number)
         self._labels.set(part.labels)
-        self._share.set(np.array([part.share], np.float32))
+        counted = [_n_counted(part.labels[i : i + self._size]) for i in range(0, len(part.labels), self._size)]
+        shares = np.array(counted, np.float32) / np.float32(sum(counted))
+        self._shares.set(shares)
+        self._seeds.set(shares * np.float32(part.share if self._kind == "sum" else 1.0))

@@ -209,9 +209,9 @@ def test_bad_data_and_arguments(tmp_path: Path) -> None:
     def many(x: gg.Tensor, y: gg.Tensor) -> gg.Tensor:
         return gg.mul_mat(Line().w, x)
 
-    def half(x: gg.Tensor, y: gg.Tensor) -> gg.Tensor:
-        w = x.ctx.from_numpy(np.ones((1, 3)), gg.F16).set_param()
-        return gg.mul_mat(w, x).mean()
+    def double(x: gg.Tensor, y: gg.Tensor) -> gg.Tensor:
+        w = x.ctx.from_numpy(np.ones((1, 3)), gg.F64).set_param()
+        return gg.mul_mat(gg.cast(w, gg.F32), x).mean()
 
     data, line = gg.Dataset(X, Y), Line()
     ragged = [(X[0], Y[0]), (X[0, :2], Y[0])]
@@ -237,7 +237,7 @@ def test_bad_data_and_arguments(tmp_path: Path) -> None:
         (lambda: gg.fit(of_size, data, gg.SGD()), "parameters"),
         (lambda: gg.fit(unmarked, data, gg.SGD()), "depends on no parameter"),
         (lambda: gg.fit(many, data, gg.SGD()), "the loss must be one element in F32"),
-        (lambda: gg.fit(half, data, gg.SGD()), "parameters must be F32"),
+        (lambda: gg.fit(double, data, gg.SGD()), "parameters must be F32, F16 or BF16, not .*F64"),
         (lambda: gg.fit(lambda x, y: 3, data, gg.SGD()), "loss_of must give a Tensor"),  # pyright: ignore
         (lambda: gg.fit(lambda x, y: (x, {"loss": y}), data, gg.SGD()), "the metric 'loss'"),
     ]
@@ -320,3 +320,38 @@ def test_bad_texts_are_named_before_the_first_step(tiny: Path) -> None:
         with pytest.raises(GGMLError, match=text):
             t.fit(*args)
     assert t.n_steps == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"n_ubatch": 3, "clip": 1.0}], ids=str)
+@pytest.mark.parametrize("dtype", [gg.BF16, gg.F16])
+def test_parameters_of_16_bits_have_copies_in_f32(dtype: gg.DType, more: dict[str, Any], tmp_path: Path) -> None:
+    """Steps too small for 16 bits add up; a state holds the copies."""
+    start = np.array([[1.0, -2.0, 0.5, 3.0]])
+    data = gg.Dataset(np.random.default_rng(1).standard_normal((24, 4)).astype(np.float32))
+
+    def trained(kind: gg.DType, epochs: int, **options: Any) -> tuple[gg.Tensor, list[Epoch]]:
+        w = gg.Context().from_numpy(start, kind, name="w").set_param()
+        loss_of = lambda x: gg.sqr(gg.mul_mat(gg.cast(w, gg.F32), x) - 1.0).mean()  # noqa: E731
+        return w, gg.fit(loss_of, data, gg.AdamW(1e-3), epochs, n_batch=6, **more, **options)
+
+    (full, _), (w, _) = trained(gg.F32, 5), trained(dtype, 5, state=tmp_path / "s")
+    assert w.dtype is dtype and not np.array_equal(np.asarray(w.numpy(), np.float32), start)
+    want = gg.eval(gg.cast(full, dtype)).astype(np.float32)
+    assert np.abs(np.asarray(w.numpy(), np.float32) - want).max() <= 2.0**-8 * 3  # a unit of the last place
+    again, _ = trained(dtype, 10, resume=tmp_path / "s")
+    whole, _ = trained(dtype, 10)
+    assert again.tobytes() == whole.tobytes()
+
+
+def test_too_little_memory_for_a_fit_is_told_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = gg.Context().new_tensor(gg.BF16, (1 << 20, 1 << 20), "w").set_param()
+
+    def loss_of(x: gg.Tensor) -> gg.Tensor:
+        return gg.cast(w, gg.F32).mean() + x.mean()
+
+    with pytest.raises(gg.AllocError, match=r"fit: training of 1,099,511,627,776 numbers needs 12288\.0 GiB"):
+        gg.fit(loss_of, gg.Dataset(np.ones((4, 1), np.float32)), gg.AdamW())
+    line, asked = Line(), list[str]()
+    monkeypatch.setattr("pyggml.learn.step_graph.check_free_memory", lambda size, what: asked.append(what))
+    line.fit(1)
+    assert asked and "graph of a batch" in asked[0]

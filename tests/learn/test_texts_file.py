@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,10 @@ from pyggml.tools.cli import app
 import pyggml as gg
 from pyggml.errors import ModelError
 from pyggml.learn.optimisers import schedule
+from pyggml.learn.saved import check_save
 from pyggml.learn.texts_file import Batches, Example, read_examples
+
+from ..conftest import shared_dir
 
 
 def read(*args: Any, **more: Any) -> list[Example]:
@@ -75,6 +81,8 @@ def test_bad_files(tiny: Path, tmp_path: Path) -> None:
         (([1],), "line 1: is no JSON object"),
         ((good, {"prompt": "a"}), "line 2: has neither `text`, nor"),
         (({"text": 3},), "line 1: `text` must be a string"),
+        (({"text": None},), "line 1: `text` must be a string, not None"),
+        (({"text": 0},), "line 1: `text` must be a string, not 0"),
         (({"messages": []},), "line 1: `messages` must be a list of messages"),
         (({"messages": [3]},), "line 1: a message must have a `role` and a `content`, not 3"),
         (({"messages": [{"role": "user", "content": 5}]},), "line 1: a message must have a `role`"),
@@ -208,9 +216,10 @@ def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
     pair = next(iter(gg.load_model(tiny).load_lora(out).pairs.values()))
     assert (pair.rank, pair.factor) == (4, 8.0)  # the command line counts more
     code, message = refused("finetune", data, "-m", tiny, "--dora", "-o", out)
-    assert code == 1 and "GGUF adapters have no magnitudes (DoRA): name a folder" in message
+    assert code == 1 and "blk.0.attn_q.weight: GGUF adapters have no magnitudes (DoRA)" in message
     for text, says in (
         ("rnak: 2", "there is no option 'rnak'; is it rank?"),
+        ("help: true", "help is for the command line alone"),
         ("rank: [2]", "rank must be one value"),
         ("steps: many", "is not a whole number"),
         ("rank: {", "is no YAML"),
@@ -219,3 +228,54 @@ def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
         config.write_text(text)
         code, message = refused(*args, data)
         assert code == 2 and says in " ".join(message.split()), message
+
+
+@pytest.mark.skipif(not (shared_dir() / "golden").is_dir(), reason="no golden data")
+def test_what_cannot_be_written_is_told_before_the_training(tiny: Path, tmp_path: Path) -> None:
+    """Adapters of experts that are one tensor in the checkpoint; outputs in folders where nothing can be made."""
+    data = lines(tmp_path / "a.jsonl", *({"text": "ab" + c} for c in "cdefgh"))
+    for name in ("granite-moe", "gpt-oss"):
+        model = gg.load_model(shared_dir() / "golden" / "hf" / name)
+        t = model.trainer(gg.SGD(), gg.LoRA(targets=("ffn_gate_exps",)))
+        with pytest.raises(
+            ModelError, match=r"blk\.0\.ffn_gate_exps\.weight is .* in the checkpoint: .* write a GGUF file"
+        ):
+            check_save(t, tmp_path / "folder")
+        check_save(t, tmp_path / "a.gguf")
+    before = {*tmp_path.iterdir()}
+    for verb, out in (("finetune", "/proc/a.gguf"), ("train", "/proc/m.gguf"), ("train", "/proc/folder")):
+        code, message = refused(verb, data, "-m", tiny, "-o", out, "--steps", 1)
+        assert code == 1 and f"{out}: cannot be written: " in message
+    code, message = refused("finetune", data, "-m", tiny, "--steps", 1, "-o", tmp_path / "a.gguf", "--state", "/proc/s")
+    assert code == 1 and "/proc/s: cannot be written: " in message
+    assert {*tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune"])
+def test_sigterm_saves_the_state_and_leaves_nothing_behind(verb: str, tiny: Path, tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", *({"text": "ab" + c} for c in "cdefgh"))
+    like = ["--from-config", tiny] if verb == "train" else ["-m", tiny]
+    args = [
+        verb,
+        data,
+        *like,
+        "-o",
+        tmp_path / "m.gguf",
+        "--steps",
+        10**6,
+        "--state",
+        tmp_path / "s",
+        "--save-every",
+        2,
+        "-t",
+        1,
+    ]
+    running = [sys.executable, "-m", "pyggml", *map(str, args)]
+    with subprocess.Popen(running, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        while child.poll() is None and not (tmp_path / "s").exists():
+            time.sleep(0.05)
+        assert verb == "finetune" or any(p.name.startswith(".m.gguf.") for p in tmp_path.iterdir())
+        child.terminate()
+        child.communicate()
+    assert child.returncode == 130
+    assert {p.name for p in tmp_path.iterdir()} - {"s"} == {"a.jsonl"}

@@ -6,12 +6,8 @@ is.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
-
-import numpy as np
 
 from pyggml.native.packing import GROUP, copy_size, matrix_size, pack_groups
 from pyggml.native.threads import thread_count
@@ -82,7 +78,8 @@ def repack(
             _pack(t, copy, pool)
             t.raw()  # refuses what a mapped file has lost meanwhile
             t.form = repacked(copy)
-            _give_back(t)
+            if t.buffer is not None:
+                t.buffer.give_back(t.offset, t.nbytes)
             done += size
     return len(todo)
 
@@ -119,19 +116,3 @@ def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
 
     chunks = [(i, first) for i in range(n_mat) for first in range(0, n_groups, step)]
     list(pool.map(run, *zip(*chunks, strict=True)))
-
-
-def _give_back(t: Tensor) -> None:
-    """Let the system forget the pages of a mapped file that hold `t` and nothing else. They are read again when someone
-    reads `t`."""
-    buffer = t.buffer
-    owner: Any = None if buffer is None or buffer.buft != "CPU_MMAP" else buffer.memory  # its type is too narrow a hint
-    while isinstance(owner, np.ndarray | memoryview):
-        owner = owner.obj if isinstance(owner, memoryview) else owner.base
-    if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    start = np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
-    first = -(-(t.data - start) // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (t.data + t.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    if first < last:
-        owner.madvise(mmap.MADV_DONTNEED, first, last - first)

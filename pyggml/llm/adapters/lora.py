@@ -103,14 +103,19 @@ def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
     return Lora(file.path, arch, pairs_of(file.path, bind(file), alpha))
 
 
-def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
-    """Write an adapter as a GGUF file that llama.cpp reads; the file appears when it is complete. When no single alpha
-    gives the factor of every pair, the factors are multiplied into B, which then becomes F32. Raises OSError;
-    ModelError for a DoRA adapter."""
+def refuse_dora(lora: Lora, path: str | os.PathLike[str]) -> None:
+    """Raises ModelError for a DoRA adapter, which cannot become the GGUF file `path`."""
     dora = next((name for name, p in lora.pairs.items() if p.magnitude is not None), None)
     if dora is not None:
         text = "GGUF adapters have no magnitudes (DoRA); write a PEFT folder, or a model with `pyggml merge-lora`"
         raise ModelError(f"{os.fspath(path)}: {dora}: {text}")
+
+
+def save_lora(lora: Lora, path: str | os.PathLike[str]) -> None:
+    """Write an adapter as a GGUF file that llama.cpp reads; the file appears when it is complete. When no single alpha
+    gives the factor of every pair, the factors are multiplied into B, which then becomes F32. Raises OSError;
+    ModelError for a DoRA adapter."""
+    refuse_dora(lora, path)
     alphas = {p.factor * p.rank for p in lora.pairs.values()}
     alpha = alphas.pop() if len(alphas) == 1 else 0.0
     tensors: list[tuple[str, Tensor, bytes]] = []

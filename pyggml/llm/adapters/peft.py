@@ -337,6 +337,22 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
     """
     if folder.exists():
         raise ModelError(f"{folder}: is there already; name another folder")
+    config, arrays = peft_files(pairs, model)
+    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_file(temporary / WEIGHTS, arrays)
+        sync_tree(temporary)
+        os.rename(temporary, folder)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def peft_files(pairs: Mapping[str, Pair], model: PeftTarget) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The config and the tensors of the PEFT folder that `save_lora_peft` writes. Raises ModelError for a weight, as
+    there."""
     family, sizes = families_of_arch(model.arch)[0], sizes_of(model.arch, model.kv)
     found = _Tensors({n: _Stored(n, t.ne, t.rank) for n, t in model.weights.items()})
     arrays: dict[str, Array] = {}
@@ -347,7 +363,7 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
         if not names:
             continue
         if not w.name.endswith(".weight"):
-            raise ModelError(f"{names[0]} is {w.name} in the checkpoint: PEFT has no adapter for it")
+            raise ModelError(f"{names[0]} is {w.name} in the checkpoint: PEFT has no adapter for it; write a GGUF file")
         module = w.name.removesuffix(".weight")
         dora = any(pairs[n].magnitude is not None for n in names)
         a, b, factor = _of_checkpoint(w, pairs, family, sizes, model, dora)
@@ -375,16 +391,7 @@ def save_lora_peft(pairs: Mapping[str, Pair], folder: Path, model: PeftTarget) -
         "rank_pattern": {m: n for m, n in ranks.items() if n != r},
         "alpha_pattern": {m: n for m, n in alphas.items() if n != alpha},
     }
-    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.tmp"
-    try:
-        temporary.mkdir(parents=True)
-        (temporary / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-        write_file(temporary / WEIGHTS, arrays)
-        sync_tree(temporary)
-        os.rename(temporary, folder)
-        sync_folder(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return config, arrays
 
 
 def _of_checkpoint(
@@ -396,7 +403,8 @@ def _of_checkpoint(
     own = [pairs[t.name] for t in w.sources if t.name in pairs]
     if w.merged is not None and (w.expert >= 0 or any(p.b.rank != 2 for p in own)):
         name = next(t.name for t in w.sources if t.name in pairs)
-        raise ModelError(f"{name} is a part of {w.name} in the checkpoint: PEFT has no adapter for it alone")
+        text = "PEFT has no adapter for it alone; write a GGUF file"
+        raise ModelError(f"{name} is a part of {w.name} in the checkpoint: {text}")
     at, rank = 0, sum(p.rank for p in own)
     parts: list[Array] = []
     for t in w.sources:
