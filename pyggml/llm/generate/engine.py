@@ -186,7 +186,7 @@ class Engine:
             return True
         memory, prompt = self._ctx.memory, list(g.prompt)
         source, n = seq, 0
-        if memory.keeps_all and self._slots:  # in other memories the beginnings of texts are gone
+        if memory.keeps_all and self._slots and g.reuses:  # in other memories the beginnings of texts are gone
             alike = [common_prefix(prompt[:-1], s.text) for s in self._slots]
             evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self._slots, strict=True)]
             n = max(evaluated)
