@@ -247,7 +247,7 @@ class ChatAnswer:
     def take(self, token: Token) -> None:
         """Read the next token."""
         raw = self._raw
-        if token.finish_reason != "eog":
+        if token.finish_reason != "eog" and token.id >= 0:
             self._text += raw.push(token.id)
             if self.g.n_probs is not None:
                 self._entries.append(_entry(self._chat.model, token))
