@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -204,10 +205,9 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _use(call: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     function = call["function"]
-    try:
-        given = json.loads(function["arguments"]) if whole else {}
-    except (ValueError, RecursionError):
-        given = {}
+    given: Any = {}
+    with suppress(ValueError, RecursionError):
+        given = json.loads(function["arguments"]) if whole else given
     return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
 
 
@@ -220,7 +220,7 @@ async def _events(
         started = False
         async for _, token in answering:
             if not started:
-                message = {**_head(service), "content": [], "stop_reason": None, "stop_sequence": None}
+                message: dict[str, Any] = {**_head(service), "content": [], "stop_reason": None, "stop_sequence": None}
                 message["usage"] = {**_input(g), "output_tokens": 0}
                 yield event({"type": "message_start", "message": message}, "message_start")
                 started = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
     service = Service(model if isinstance(model, Model) else load_model(model), options)
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         service.thread.start()
         try:
             yield

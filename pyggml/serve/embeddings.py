@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,7 @@ async def _embedded(request: Request, service: Service, body: EmbeddingBody) -> 
 
 
 async def _rows(
-    request: Request, service: Service, ids: list[list[int]], embed: Callable[[list[list[int]]], Sequence[Floats]]
+    request: Request, service: Service, ids: list[list[int]], embed: Callable[[list[list[int]]], Iterable[Floats]]
 ) -> tuple[list[list[int]], list[Floats]]:
     """What `embed` gives for texts, some at a time, so that texts that are continued go on between them."""
     if not 0 < len(ids) <= limits.REQUEST_TEXTS:

@@ -126,7 +126,7 @@ class _Answer:
         """What can be shown now; None when a character is not whole yet."""
         if not token.text:
             return None
-        shown = {
+        shown: dict[str, Any] = {
             "index": self._index,
             "content": self._text,
             "tokens": self._tokens,

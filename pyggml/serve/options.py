@@ -30,7 +30,7 @@ class Flag(NamedTuple):
 
 
 def _option(default: T, flags: str, help: str, min: float | None = None) -> T:
-    return cast(T, field(default=default, metadata={"flag": Flag(tuple(flags.split()), help, min)}))
+    return field(default=default, metadata={"flag": Flag(tuple(flags.split()), help, min)})
 
 
 @dataclass(frozen=True)

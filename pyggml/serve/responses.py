@@ -53,8 +53,7 @@ async def responses(request: Request) -> Response:
         )
     whole = await until_gone(request, whole_chat(service, answering, [answer]))
     message = whole["choices"][0]["message"]
-    items = [item for item in _Items().all(message)]
-    return Json(shown.json(items, whole["choices"][0]["finish_reason"]))
+    return Json(shown.json(_Items().all(message), whole["choices"][0]["finish_reason"]))
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -116,9 +115,9 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict")}}
 
 
-def _choice(choice: Any) -> Any:
+def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     if isinstance(choice, dict) and "name" in choice:
-        return {"type": "function", "function": {"name": cast("dict[str, Any]", choice)["name"]}}
+        return {"type": "function", "function": {"name": choice["name"]}}
     return choice
 
 
@@ -190,7 +189,7 @@ class _Items:
             events.append(self._event("response.reasoning_text.delta", content_index=0, delta=thought))
         if text := delta.get("content"):
             if not self._is_open("message"):
-                item = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
+                item: dict[str, Any] = {"type": "message", "id": new_id("msg"), "role": "assistant", "content": []}
                 events += [*self.closed(), self._added(item)]
                 events.append(self._event("response.content_part.added", content_index=0, part=_part("")))
             self._text += text

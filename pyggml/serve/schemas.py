@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -14,8 +14,8 @@ from pyggml.llm.vocab import Vocab
 
 _RANDOM = 0xFFFFFFFF  # llama.cpp's seed that stands for another seed each time
 _OTHER_TYPES: dict[str, Any] = {  # options that JSON has in more forms than Python
-    "logit_bias": Union[Mapping[str, Any], Sequence[Sequence[Any]]],
-    "json_schema": Union[Mapping[str, Any], bool, str],
+    "logit_bias": Mapping[str, Any] | Sequence[Sequence[Any]],
+    "json_schema": Mapping[str, Any] | bool | str,
 }
 
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Sampled = Body
 else:
     _hints = get_type_hints(TextOptions) | {"n_predict": int} | _OTHER_TYPES
-    Sampled = create_model("Sampled", __base__=Body, **{name: (Optional[kind], None) for name, kind in _hints.items()})
+    Sampled = create_model("Sampled", __base__=Body, **{name: (kind | None, None) for name, kind in _hints.items()})
 
 
 def sampling(body: Body, defaults: TextParams, vocab: Vocab) -> TextParams:

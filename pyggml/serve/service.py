@@ -34,7 +34,6 @@ from .options import ServeOptions
 from .schemas import TextBody, sampling
 
 T = TypeVar("T")
-B = TypeVar("B")
 FINGERPRINT = f"pyggml-{__version__}"
 _N_CTX = 4096  # cells of a slot when nobody says how many
 
@@ -96,12 +95,12 @@ class Service:
     def params(self, body: TextBody) -> TextParams:
         """How a request wants its text. Raises HTTPError for an option that there is not."""
         refused = {
-            "lora": body.lora and "adapters of a single request are not supported: POST /lora-adapters",
-            "min_keep": body.min_keep and "min_keep is not supported",
-            "post_sampling_probs": body.post_sampling_probs and "post_sampling_probs is not supported",
+            "lora: adapters of a single request are not supported; POST /lora-adapters": body.lora,
+            "min_keep is not supported": body.min_keep,
+            "post_sampling_probs is not supported": body.post_sampling_probs,
         }
-        for why in refused.values():
-            if why:
+        for why, given in refused.items():
+            if given:
                 raise HTTPError(501, why)
         return sampling(body, self.options.defaults, self.model.vocab)
 
@@ -144,7 +143,8 @@ class Service:
             raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
 
     def _stopping(self, body: TextBody) -> Sequence[StoppingCriteria]:
-        return [_time_limit(self, body.t_max_predict_ms)] if (body.t_max_predict_ms or 0) > 0 else ()
+        ms = body.t_max_predict_ms or 0
+        return [_time_limit(self, ms)] if ms > 0 else ()
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 

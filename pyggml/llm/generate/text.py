@@ -34,8 +34,8 @@ class TextStream:
             raise SamplerError("a stop string must not be empty, or no string")
         self._decoder = StreamDecoder(vocab, special)
         self._stop = tuple(stop)
-        self._held = ""
-        self.found = ""  # the stop string that was found; it and what follows are never shown
+        self._held: str = ""
+        self.found: str = ""  # the stop string that was found; it and what follows are never shown
 
     @property
     def stopped(self) -> bool:
