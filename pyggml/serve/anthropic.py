@@ -18,7 +18,7 @@ from .engine_thread import Answering
 from .errors import HTTPError
 from .http import EventStream, Json, event, until_gone
 from .openai import begin_chat, chat_of, whole_chat
-from .schemas import Body, ChatBody
+from .schemas import ChatBody, Sampled
 from .service import Service, service_of
 
 _ERRORS = {
@@ -32,8 +32,8 @@ _ERRORS = {
 _PARTS = {"image": "image_url", "document": "document"}  # kinds of content that are refused, by the names of chats
 
 
-class MessagesBody(Body):
-    """/v1/messages."""
+class MessagesBody(Sampled):
+    """/v1/messages. Other options of samplers than Anthropic's are taken, too."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -41,9 +41,6 @@ class MessagesBody(Body):
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
@@ -99,7 +96,7 @@ def _chat(body: MessagesBody) -> ChatBody:
         given.append({"role": "system", "content": body.system})
     for i, message in enumerate(body.messages):
         given += _messages(message, i)
-    chat: dict[str, Any] = {k: v for k, v in body.given.items() if k in ("temperature", "top_p", "top_k", "stream")}
+    chat: dict[str, Any] = {k: v for k, v in body.given.items() if k in Sampled.model_fields}
     chat |= {"messages": given, "max_tokens": body.max_tokens, "stop": body.stop_sequences}
     if body.tools is not None:
         chat["tools"] = [_tool(t) for t in body.tools]

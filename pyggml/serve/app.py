@@ -21,7 +21,7 @@ from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
 from . import anthropic, embeddings, native, openai, responses, slots, tokens
-from .errors import HTTPError
+from .errors import HTTPError, of_request
 from .http import error_response
 from .options import Keys, ServeOptions
 from .service import Service
@@ -151,8 +151,12 @@ async def _on_error(request: Request, e: Exception) -> Response:
 
 async def _on_route(request: Request, e: Exception) -> Response:
     assert isinstance(e, HTTPException)
-    said = {404: "File Not Found", 405: f"{request.url.path} has no {request.method}"}
-    return error_response(HTTPError(e.status_code, said.get(e.status_code, e.detail)))
+    prefix, path = request.app.state.service.options.api_prefix.rstrip("/"), request.url.path
+    if e.status_code in (404, 405):  # the page's files are looked for at all paths that are no endpoint's
+        known = path in {prefix + p for p in (*_GET, *_POST)}
+        code, said = (405, f"{path} has no {request.method}") if known else (404, "File Not Found")
+        return error_response(HTTPError(code, said))
+    return error_response(HTTPError(e.status_code, e.detail))
 
 
 async def _on_gone(request: Request, e: Exception) -> Response:
@@ -160,6 +164,4 @@ async def _on_gone(request: Request, e: Exception) -> Response:
 
 
 async def _on_fault(request: Request, e: Exception) -> Response:
-    from .errors import of_request
-
     return error_response(of_request(e))

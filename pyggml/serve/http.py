@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
@@ -117,7 +116,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
         self._events, self._ping, self._timeout, self._failed = events, ping, timeout, failed
-        self._sent = 0.0
+        self._last, self._is_sending = monotonic(), False  # when a part was sent, and whether it is still under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
@@ -125,42 +124,41 @@ class EventStream(Response):
         tasks: list[asyncio.Future[None]] = []
         try:
             await send(start)
-            tasks = [asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_gone(receive))]
-            if self._ping > 0:
-                tasks.append(asyncio.ensure_future(self._show_life(send)))
+            work = (self._write(send), _gone(receive), self._watch(send))
+            tasks = [asyncio.ensure_future(w) for w in work]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _cancelled(*tasks)
-            if (close := getattr(self._events, "aclose", None)) is not None:
-                await close()
+            if isinstance(self._events, AsyncGenerator):
+                await self._events.aclose()
 
     async def _write(self, send: Send) -> None:
-        with suppress(OSError, asyncio.TimeoutError):  # the client has left, or takes nothing
-            try:
-                async for event in self._events:
-                    await self._send(send, event)
-            except HTTPError as e:
-                await self._send(send, self._failed(e))
-            except OSError:
-                raise
-            except Exception as e:
-                await self._send(send, self._failed(of_generation(e)))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        try:
+            async for event in self._events:
+                await self._send(send, event)
+        except OSError:  # the client has left
+            return
+        except Exception as e:
+            await self._send(send, self._failed(of_generation(e)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        self._sent = monotonic()
-        await asyncio.wait_for(_as_coroutine(send, data), self._timeout)
+        self._last, self._is_sending = monotonic(), True
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
 
-    async def _show_life(self, send: Send) -> None:
-        self._sent = monotonic()
+    async def _watch(self, send: Send) -> None:
+        """Ends when the client has taken nothing for too long; shows life while there is nothing to send."""
+        period = min(self._ping, self._timeout) if self._ping > 0 else self._timeout
         while True:
-            await asyncio.sleep(max(self._sent + self._ping - monotonic(), 0.01))
-            if monotonic() - self._sent >= self._ping:
+            await asyncio.sleep(max(self._last + period - monotonic(), 0.01))
+            silent = monotonic() - self._last
+            if self._is_sending and silent >= self._timeout:
+                return
+            if not self._is_sending and 0 < self._ping <= silent:
                 await self._send(send, b":\n\n")
-
-
-async def _as_coroutine(send: Send, data: bytes) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": True})
+            elif silent >= period:  # a part is under way
+                await asyncio.sleep(period)
 
 
 def event(value: Any, name: str | None = None) -> bytes:

@@ -74,7 +74,7 @@ async def _answered(request: Request, service: Service, body: NativeBody, prompt
     n_probs = body.n_probs if body.n_probs else None
     n = body.n if body.n_cmpl is None else body.n_cmpl
     answering = await service.begun(
-        lambda: service.generations(body, prompts(service, body), params, n_probs, n=n or 1)
+        lambda: service.generations(body, prompts(service, body), params, n_probs, n=1 if n is None else n)
     )
     answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:

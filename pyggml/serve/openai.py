@@ -48,11 +48,11 @@ async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await service.read(request, CompletionBody.model_validate)
     answering = await service.begun(lambda: _completions(service, body))
-    id, echo = new_id("cmpl"), bool(body.echo)
-    texts = [service.model.detokenize(g.source or g.prompt, True) if echo else "" for g in answering.generations]
+    id, echo, generations = new_id("cmpl"), bool(body.echo), answering.generations
+    texts = _texts(body.prompt, generations)
     answers = [
         CompletionAnswer(g, service.name, text, echo, body.suffix, i, id)
-        for i, (g, text) in enumerate(zip(answering.generations, texts, strict=True))
+        for i, (g, text) in enumerate(zip(generations, texts, strict=True))
     ]
     if body.stream:
         return _stream(service, _completion_events(service, body, answering, answers))
@@ -69,6 +69,15 @@ def _completions(service: Service, body: CompletionBody) -> list[Generation]:
         prompts = [model.vocab.infill_ids(p if isinstance(p, str) else "", body.suffix) for p in given]
     kind = kind_of(model, bool(body.echo), body.logprobs)
     return service.generations(body, prompts, service.params(body), body.logprobs, kind)
+
+
+def _texts(given: Any, generations: Sequence[Generation]) -> list[str]:
+    """The prompt of each generation as text: as it was given, or what its tokens spell."""
+    several = cast("list[Any]", given if isinstance(given, list) else [given])
+    if all(isinstance(text, str) for text in several):
+        n = len(generations) // len(several)
+        return [text for text in several for _ in range(n)]
+    return [g.ctx.model.detokenize(g.source or g.prompt, True) for g in generations]
 
 
 async def _whole_completion(service: Service, answering: Answering, answers: Sequence[CompletionAnswer]) -> Any:

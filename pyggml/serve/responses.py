@@ -15,22 +15,18 @@ from .engine_thread import Answering
 from .errors import HTTPError
 from .http import EventStream, Json, event, until_gone
 from .openai import begin_chat, whole_chat
-from .schemas import Body, ChatBody
+from .schemas import ChatBody, Sampled
 from .service import Service, service_of
 
-_SAME = ("temperature", "top_p", "stream", "parallel_tool_calls")  # members that chats call the same
 
-
-class ResponsesBody(Body):
-    """/v1/responses."""
+class ResponsesBody(Sampled):
+    """/v1/responses. Other options of samplers than OpenAI's are taken, too."""
 
     model: str | None = None
     input: str | list[dict[str, Any]] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -71,7 +67,7 @@ def _chat(body: ResponsesBody) -> ChatBody:
     else:
         for i, item in enumerate(body.input):
             _add(given, item, i)
-    chat: dict[str, Any] = {k: v for k, v in body.given.items() if k in _SAME}
+    chat: dict[str, Any] = {k: v for k, v in body.given.items() if k in Sampled.model_fields}
     chat |= {"messages": given, "max_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
     if body.tools is not None:
         chat["tools"] = [_tool(t) for t in body.tools]

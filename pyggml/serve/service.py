@@ -78,7 +78,11 @@ class Service:
 
     async def read(self, request: Request, kind: Callable[[dict[str, Any]], T]) -> T:
         """The body of a request, read by a schema."""
-        return kind(await json_object(request, self.options.timeout))
+        given = await json_object(request, self.options.timeout)
+        try:
+            return kind(given)
+        except Exception as e:
+            raise of_request(e) from e
 
     async def prepared(self, make: Callable[[], T]) -> T:
         """The result of a function that may take long, which runs in a thread beside the event loop. Raises HTTPError
