@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -179,6 +182,18 @@ def test_options_that_make_no_sense(tales: gg.Model, options: dict[str, Any], sa
 # -- the engine's thread ----------------------------------------------------------------------------------------------
 
 
+def test_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing pyggml imports nothing of it; an error names it when it is missing."""
+    modules = ("starlette", "uvicorn", "pydantic")
+    code = f"import sys, pyggml, pyggml.tools.serve; assert not set(sys.modules) & {set(modules)}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for name in [n for n in sys.modules if n.startswith("pyggml.serve.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    with pytest.raises(ModelError, match=r"starlette.*: pip install pyggml\[serve\]"):
+        create_app()
+
+
 def in_app(
     tales: gg.Model, options: ServeOptions, test: Callable[[httpx.AsyncClient, EngineThread], Coroutine[Any, Any, None]]
 ) -> None:
@@ -282,8 +297,8 @@ def test_signs_of_life(tales: gg.Model) -> None:
 
 @pytest.mark.parametrize("n_clients", [1, 4, 16])
 def test_a_text_does_not_depend_on_its_slot(client: TestClient, tales: gg.Model, n_clients: int) -> None:
-    """Greedy and seeded. What is evaluated together is rounded alike only where kernels do not depend on the batch (issue
-    33); these prompts are far from ties, which hides what is left."""
+    """Greedy and seeded. What is evaluated together is rounded alike only where kernels do not depend on the batch
+    (issue 33); these prompts are far from ties, which hides what is left."""
     prompts = ["Once upon a time", "The king said", "A fox went out", "There lived a"]
     asked = [
         {"prompt": p, "n_predict": 12, "temperature": t, "seed": 3, "cache_prompt": cache}
@@ -296,7 +311,7 @@ def test_a_text_does_not_depend_on_its_slot(client: TestClient, tales: gg.Model,
         return client.post(COMPLETION, json=body).json()["content"]
 
     alone = [text({**body, "cache_prompt": False}) for body in asked]
-    order = sorted(range(len(asked)), key=lambda i: hash((i * 7919 + n_clients) % 17))
+    order = random.Random(n_clients).sample(range(len(asked)), len(asked))
     with ThreadPoolExecutor(n_clients) as pool:
         got = dict(zip(order, pool.map(text, [asked[i] for i in order]), strict=True))
     assert [got[i] for i in range(len(asked))] == alone
