@@ -107,14 +107,17 @@ class EngineThread:
 
     # -- from event loops -------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin. Called once."""
-        self._thread.start()
-
     def stop(self) -> None:
         """End all texts and the thread, and wait for it."""
-        self._orders.put(self._stop)
+        self._order(self._stop)
         self._thread.join()
+
+    def _order(self, do: Callable[[], None]) -> None:
+        """Let the thread do something; it begins with the first order."""
+        self._orders.put(do)
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
 
     @property
     def n_waiting(self) -> int:
@@ -124,18 +127,22 @@ class EngineThread:
     def submit(self, generations: Sequence[Generation]) -> Answering:
         """Begin generations as soon as there is room. Raises HTTPError (503) when too many wait already."""
         with self._lock:
-            if self._stopped:
-                raise HTTPError(503, "the server is stopping")
-            if self._n_open and self._n_open + len(generations) > self.n_slots + self._n_queue:
-                raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
+            self.check_room(len(generations))
             self._n_open += len(generations)
         answering = Answering(generations, self)
-        self._orders.put(lambda: self._begin(answering))
+        self._order(lambda: self._begin(answering))
         return answering
+
+    def check_room(self, n: int) -> None:
+        """Raises HTTPError (503) when `n` more texts are too many. A request that comes alone is never too large."""
+        if self._stopped:
+            raise HTTPError(503, "the server is stopping")
+        if self._n_open and self._n_open + n > self.n_slots + self._n_queue:
+            raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
 
     def cancel(self, answering: Answering) -> None:
         """End what is left of a request."""
-        self._orders.put(lambda: self._cancel(answering))
+        self._order(lambda: self._cancel(answering))
 
     async def call(self, run: Callable[[], T], ready: Callable[[], bool] | None = None, drains: bool = False) -> T:
         """Run a function in the thread between two steps, when `ready` says so; with `drains` when no text is under
@@ -143,7 +150,7 @@ class EngineThread:
         if self._stopped:
             raise HTTPError(503, "the server is stopping")
         job = _Job(run, ready or (lambda: True), drains)
-        self._orders.put(lambda: self._add(job))
+        self._order(lambda: self._jobs.append(job))
         return await asyncio.wrap_future(job.future)
 
     # -- in the thread ----------------------------------------------------------------------------------------------
@@ -233,9 +240,6 @@ class EngineThread:
         with self._lock:
             self._n_open -= 1
         return self._open.pop(g)
-
-    def _add(self, job: _Job[Any]) -> None:
-        self._jobs.append(job)
 
     def _stop(self) -> None:
         with self._lock:
