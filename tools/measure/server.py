@@ -1,6 +1,6 @@
 """`python -m pyggml.tools.measure.server URL [-c CLIENTS] [-n TOKENS] [-r REQUESTS]`: how fast a server answers.
 
-So many clients at once send requests to /completion, as streams, each with a prompt of its own; llama-server understands
+So many clients at once send requests to /completion, as streams, each with a prompt of its own; llama-server answers
 them, too. Printed are requests and tokens per second of all clients together, and for single requests the time to the
 first token and between tokens, as median and 99th percentile.
 """
