@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 async def health(request: Request) -> Response:
     """GET /health."""
+    if service_of(request).thread.stopped:
+        raise HTTPError(503, "the server is stopping")
     return Json({"status": "ok"})
 
 

@@ -123,7 +123,7 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     file = tmp_path / "keys"
     file.write_text("# of Ann\nann-key\n\n")
     options = ServeOptions(n_parallel=1, api_key="key-1,key-2", api_key_file=str(file))
-    assert "key-1" not in repr(options.keys)
+    assert "key-1" not in repr(options.keys) + repr(options)
     body = {"prompt": "x", "n_predict": 1}
     with TestClient(create_app(tales, options)) as c:
         for key in ("key-1", "key-2", "ann-key"):
@@ -278,6 +278,25 @@ def test_a_batch_that_fails_ends_its_texts_alone(tales: gg.Model) -> None:
         assert (await c.post(COMPLETION, json={"prompt": "x", "n_predict": 4})).status_code == 200
 
     in_app(tales, ServeOptions(n_parallel=2, context={"n_threads": 1}), test)
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
+    """By an error of its own, too."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        body = {"prompt": "x", "n_predict": 400, "ignore_eos": True}
+        asked = asyncio.ensure_future(c.post(COMPLETION, json=body))
+        await asyncio.sleep(0.01)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda _: None)
+            patch.setattr(thread, "_do_jobs", lambda: 1 / 0)
+            r = await asked
+            assert r.status_code == 503 and "stopping" in r.json()["error"]["message"]
+            for path in ("/health", "/slots"):
+                assert (await c.get(path)).status_code == 503
+            assert (await c.post(COMPLETION, json=body)).status_code == 503
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 
 
 def test_signs_of_life(tales: gg.Model) -> None:
