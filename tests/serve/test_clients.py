@@ -184,6 +184,21 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         assert p.stderr is not None and b"Traceback" not in p.stderr.read()
 
 
+def test_ctrl_c_cuts_at_the_deadline() -> None:
+    with process("-c", 65536, "-np", 1, "--stop-seconds", 0) as (url, p):
+        body = {"prompt": "Once", "ignore_eos": True, "stream": True}
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream("POST", f"{url}/completion", json=body, timeout=30) as r,
+        ):
+            lines = r.iter_lines()
+            next(lines)
+            p.send_signal(signal.SIGINT)
+            list(lines)
+        assert p.wait(10) == 130 and p.stderr is not None
+        assert b"Traceback" not in p.stderr.read()
+
+
 def test_a_unix_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "s.sock")
     command = [sys.executable, "-m", "pyggml", "serve", "-np", "1", "--host", path]
