@@ -35,3 +35,7 @@ GRAMMAR_ITEMS = 200_000  # states of the parser in one step of a text; 5,000 mem
 SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
 SCHEMA_REMAINDERS = 1 << 18  # sum of its `multipleOf` (without zeros at the end): the engine has a state for each
 SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema
+
+# Requests to the server
+REQUEST_BYTES = 1 << 24  # size of a request's body
+REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed

@@ -21,6 +21,7 @@ VERBS = {  # name: module and function
     "generate": "generate.generate",
     "chat": "chat.chat",
     "tokenize": "tokenize.tokenize",
+    "serve": "serve.serve",
     "batch": "batch.batch",
     "bench": "bench.bench",
     "op-bench": "op_bench.op_bench",

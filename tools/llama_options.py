@@ -46,10 +46,9 @@ _INSTEAD = {
         --spec-ngram-map-k4v-min-hits --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-default""",
     "--samplers gives the order of the samplers, by their names": "--sampler-seq --sampling-seq",
     "pyggml has no such sampler": "--adaptive-target --adaptive-decay",
-    "--chat-template of `pyggml chat` takes a Jinja file as well": "--chat-template-file",
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
-    "`create_chat_completion` in Python has chat_template_kwargs, and reads reasoning and tool calls": """
-        --chat-template-kwargs --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
+    "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
+        --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
         --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
         --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
     "-v shows what is loaded and computed, and --log-file writes it to a file": """
@@ -65,7 +64,7 @@ _INSTEAD = {
         --kv-unified-per-slot --swa-full -ctxcp --ctx-checkpoints --swa-checkpoints -cms --checkpoint-min-step -cram
         --cache-ram -kvu --kv-unified -no-kvu --no-kv-unified --cache-idle-slots --no-cache-idle-slots --warmup
         --no-warmup -dt --defrag-thold --attention --spm-infill""",
-    "`pyggml batch` answers many requests side by side: leave it out": """
+    "`pyggml batch` and `pyggml serve` answer many requests side by side: leave it out": """
         -ns --sequences -cb --cont-batching -nocb --no-cont-batching --context-file --chunk-size --chunk-separator
         --junk --pos""",
     "`pyggml bench` measures; its -p, -n and -r say what": "-pps -tgs -npp -ntg -npl",
@@ -81,15 +80,18 @@ _INSTEAD = {
         -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --image --audio --video
         --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
         --video-ffmpeg-dir --media-path --tts-lang --tts-speaker-file""",
-    "pyggml has no server": """
-        --server-base --host --port --reuse-port --path --cors-origins --cors-methods --cors-headers --cors-credentials
-        --no-cors-credentials --api-prefix --ui-config --webui-config --ui-config-file --webui-config-file
+    "`pyggml serve` serves one model: leave it out": """
+        --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
+    "`pyggml serve` runs no tools: those of a request go to the client": """
         --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy --tools --tools-runtime
-        --mcp-servers-config --mcp-servers-json -ag --agent -no-ag --no-agent --ui --webui --no-ui --no-webui --api-key
-        --api-key-file --ssl-key-file --ssl-cert-file -to --timeout --sse-ping-interval --threads-http --cache-prompt
-        --no-cache-prompt --cache-reuse --metrics --props --slots --no-slots --slot-save-path --models-dir
-        --models-preset --models-max --models-autoload --no-models-autoload -sps --slot-prompt-similarity
-        --lora-init-without-apply --sleep-idle-seconds -a --alias --tags""",
+        --mcp-servers-config --mcp-servers-json -ag --agent -no-ag --no-agent""",
+    "the page of `pyggml serve` is --ui or --no-ui, and --path replaces it": """
+        --ui-config --webui-config --ui-config-file --webui-config-file --webui --no-webui""",
+    "a slot keeps its last text, and cache_prompt of a request says whether that is used": """
+        --cache-prompt --no-cache-prompt --cache-reuse -sps --slot-prompt-similarity""",
+    "one event loop serves all connections of `pyggml serve`, and clients bring keys, no cookies: leave it out": """
+        --threads-http --reuse-port --cors-credentials --no-cors-credentials""",
+    "a server without requests takes no time: leave it out": "--sleep-idle-seconds",
     "pyggml runs no diffusion models on its command line": """
         --diffusion-steps --diffusion-visual --diffusion-eps --diffusion-algorithm --diffusion-alg-temp
         --diffusion-block-length --diffusion-cfg-scale --diffusion-add-gumbel-noise""",

@@ -11,6 +11,7 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import BatchError, ModelError, whole
 from ..llm.context import LlamaContext
+from ..llm.embed import embed_tokens
 from ..llm.generate.engine import Pending
 from ..llm.generate.generation import Generation, functions
 from ..llm.generate.prefixes import keep_prefix
@@ -191,19 +192,12 @@ class Llama:
         ids = [self.model.tokenize(t)[: self._n_ctx if truncate else None] for t in texts]
         pooling = self._pooling or self.model.hparams.pooling
         if pooling == "none":
-            rows: list[Any] = [self._of_tokens(i, normalize) for i in ids]
+            options: Any = {"n_threads": self._n_threads}
+            rows: list[Any] = [embed_tokens(self.model, i, normalize, **options).tolist() for i in ids]
         else:
             rows = self.model.embed(ids, pooling, normalize, n_threads=self._n_threads).tolist()
         found: Any = rows[0] if isinstance(input, str) else rows
         return (found, sum(map(len, ids))) if return_count else found
-
-    def _of_tokens(self, ids: list[int], normalize: bool) -> list[list[float]]:
-        from ..llm.embed import normalized
-
-        options: Any = {"n_threads": self._n_threads, "n_batch": max(len(ids), 1)}
-        with self.model.new_context(len(ids), embeddings=True, pooling="none", **options) as ctx:
-            ctx.decode(ids)
-            return normalized(np.array(ctx.embeddings), normalize).tolist()
 
     # -- tokens, one by one -----------------------------------------------------------------------------------------
 

@@ -98,16 +98,38 @@ def rerank(
     The file's own template (`tokenizer.chat_template.rerank`) puts a pair together; without a template `Vocab.pair`
     does. Raises ModelError for a model without a head, BatchError like `embed`.
     """
+    pairs = rank_pairs(model, query, documents)
+    scores = embed(model, pairs, "rank", n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn, context=context)
+    return scores[:, 0]
+
+
+def rank_pairs(model: LoadedModel, query: str, documents: Sequence[str]) -> list[list[int]]:
+    """The tokens of each pair of question and document, as `rerank` gives them to the model."""
     if not HEADS & set(model.weights):
         raise ModelError("the model has no weights cls or cls.output: it is no reranker")
     template = model.kv.get("tokenizer.chat_template.rerank")
-    if isinstance(template, str):
-        texts = [template.replace("{query}", query).replace("{document}", text) for text in documents]
-        pairs = [model.tokenize(text, add_special=False, parse_special=True) for text in texts]
-    else:
-        pairs = [model.vocab.pair(query, text) for text in documents]
-    scores = embed(model, pairs, "rank", n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn, context=context)
-    return scores[:, 0]
+    if not isinstance(template, str):
+        return [model.vocab.pair(query, text) for text in documents]
+    texts = [template.replace("{query}", query).replace("{document}", text) for text in documents]
+    return [model.tokenize(text, add_special=False, parse_special=True) for text in texts]
+
+
+def embed_tokens(
+    model: LoadedModel,
+    ids: Sequence[int],
+    normalize: bool | float = False,
+    *,
+    n_threads: int | None = None,
+    context: ContextOptions | None = None,
+) -> Floats:
+    """The embedding of each token of a text, float32 [n_tokens, n_embd]. `context`: further arguments for the
+    `LlamaContext`. Raises BatchError for a text without tokens, and what `normalized` raises."""
+    n = max(len(ids), 1)
+    options: ContextOptions = {"n_threads": n_threads, **(context or {}), "n_batch": n, "n_seq_max": 1}
+    options.update(embeddings=True, pooling="none", n_ubatch=max(n, options.get("n_ubatch", 512)))
+    with LlamaContext(model, n, **options) as ctx:
+        ctx.decode(ids)
+        return normalized(np.array(ctx.embeddings), normalize)
 
 
 def normalized(rows: Floats, normalize: bool | float = True) -> Floats:

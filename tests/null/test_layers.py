@@ -62,7 +62,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("learn.trainer",),
     ("llm.model",),
     ("llm.run_batch",),
-    ("llama_cpp", "cluster"),
+    ("llama_cpp", "cluster", "serve"),
     ("inspect",),
     ("tools",),
 ]

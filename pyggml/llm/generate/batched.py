@@ -14,7 +14,6 @@ from ..samplers import (
     N_PREDICT,
     TEXT_KEYWORDS,
     LogitsProcessor,
-    SamplerChain,
     SamplingOptions,
     TextOptions,
     TextParams,
@@ -27,6 +26,7 @@ from .generation import (
     Generation,
     RunOptions,
     StoppingCriteria,
+    TextRequest,
     Token,
     functions,
     ids_of,
@@ -90,22 +90,19 @@ def stream_batch(
     params = _params_of_each(of_all, each, len(texts))
     processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
-    chains = [SamplerChain(p, model.vocab, processors) for p in params]
-    n_cells = [
-        len(ids) + p.n_predict if p.n_predict >= 0 else max(model.hparams.n_ctx_train, len(ids))
-        for (_, ids), p in zip(texts, params, strict=True)
+    requests = [
+        TextRequest(ids, p, source, n_probs, processors, stopping, index=i)
+        for i, ((source, ids), p) in enumerate(zip(texts, params, strict=True))
     ]
-    sizes = [(len(source), n) for (source, _), n in zip(texts, n_cells, strict=True)]
+    n_cells = [
+        len(r.prompt) + r.params.n_predict if r.params.n_predict >= 0 else max(model.hparams.n_ctx_train, len(r.prompt))
+        for r in requests
+    ]
+    sizes = [(len(r.source), n) for r, n in zip(requests, n_cells, strict=True)]
     own_context: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
     ctx = shared_context(new_contexts(model, own_context, context), n_parallel, sizes)
-    generations: list[Generation] = []
-    for i, (source, ids) in enumerate(texts):
-        chains[i].prime(ids)
-        n, stops = params[i].n_predict, params[i].stops
-        g = Generation(ctx, ids, chains[i], n, stops, n_probs, source=source, stopping=stopping)
-        g.n_cells, g.index = n_cells[i], i
-        if n:
-            generations.append(g)
+    started = [r.start(ctx, n) for r, n in zip(requests, n_cells, strict=True)]
+    generations = [g for g in started if g.n_predict]
     return ((g.index, token) for g, token in together(ctx, generations))
 
 

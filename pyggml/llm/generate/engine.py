@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -66,7 +66,7 @@ Failed: TypeAlias = "Callable[[Generation, Exception], None]"  # a generation, a
 
 
 @dataclass
-class _Slot:
+class Slot:
     """A sequence of the context, and the generation in it. When the generation has ended its tokens stay until another
     one comes, whose text may begin alike."""
 
@@ -86,7 +86,7 @@ class _Slot:
         self.steps.close()
 
 
-_Turn: TypeAlias = "tuple[_Slot, Any]"  # a slot, and the logits of its Pending; None lets its generation begin
+_Turn: TypeAlias = "tuple[Slot, Any]"  # a slot, and the logits of its Pending; None lets its generation begin
 
 
 class Engine:
@@ -102,12 +102,12 @@ class Engine:
         without `failed` the error goes to the caller."""
         self._ctx, self._more, self._failed = ctx, iter(generations), failed
         self._waiting = deque(islice(self._more, 1))
-        self._slots: list[_Slot] = []  # by sequence, for the sequences that have been used
+        self.slots: list[Slot] = []  # by sequence, for the sequences that have been used: to look at between two steps
 
     @property
     def busy(self) -> bool:
         """Whether a generation waits or is under way."""
-        return bool(self._waiting) or any(not slot.ended for slot in self._slots)
+        return bool(self._waiting) or any(not slot.ended for slot in self.slots)
 
     def submit(self, generation: Generation) -> None:
         """Add a generation to the end of the queue: it begins as soon as a sequence is free for it. Others may be under
@@ -120,12 +120,21 @@ class Engine:
         nothing when the generation has ended. It is called between two tokens, of this generation or another one."""
         self._waiting = deque(g for g in self._waiting if g is not generation)
         self._more = filter(lambda g: g is not generation, self._more)
-        for seq, slot in enumerate(self._slots):
+        for seq, slot in enumerate(self.slots):
             if slot.generation is generation and not slot.ended:
                 slot.end()
                 if generation.n_cells is not None:
                     self._ctx.memory.seq_rm(seq)
                     generation.n_done = 0
+
+    def hold(self, seq: int, generation: Generation) -> None:
+        """Tell that sequence `seq`, in which nothing is under way, holds the prompt of a generation, which does not
+        run: prompts that begin alike need not be evaluated there. An empty prompt stands for an empty sequence."""
+        while len(self.slots) <= seq:
+            empty = replace(generation, prompt=())
+            self.slots.append(Slot(empty, empty.steps(), ended=True))
+        generation.n_done = len(generation.prompt)
+        self.slots[seq] = Slot(generation, generation.steps(), ended=True)
 
     def run(self) -> Generator[tuple[Generation, Token]]:
         """The tokens of all generations as they are chosen, until none is left. Closing it ends those that are under
@@ -134,7 +143,7 @@ class Engine:
             while turns := self._turns():
                 yield from self._taken(turns)
         finally:
-            for slot in self._slots:
+            for slot in self.slots:
                 slot.end()
 
     def step(self) -> Generator[tuple[Generation, Token]]:
@@ -168,12 +177,12 @@ class Engine:
         """Give free sequences to the generations that wait, in their order. Returns those that begin."""
         turns: list[_Turn] = []
         for seq in range(self._ctx.memory.n_seq_max):
-            if seq == len(self._slots) or self._slots[seq].ended:
+            if seq == len(self.slots) or self.slots[seq].ended:
                 if not self._waiting or not self._place(self._waiting[0], seq):
                     break
                 g = self._waiting.popleft()
-                slot = _Slot(g, g.steps())
-                self._slots[seq : seq + 1] = [slot]
+                slot = Slot(g, g.steps())
+                self.slots[seq : seq + 1] = [slot]
                 if not self._waiting:
                     self._waiting.extend(islice(self._more, 1))
                 turns.append((slot, None))
@@ -186,12 +195,12 @@ class Engine:
             return True
         memory, prompt = self._ctx.memory, list(g.prompt)
         source, n = seq, 0
-        if memory.keeps_all and self._slots:  # in other memories the beginnings of texts are gone
-            alike = [common_prefix(prompt[:-1], s.text) for s in self._slots]
-            evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self._slots, strict=True)]
+        if memory.keeps_all and self.slots and g.reuses:  # in other memories the beginnings of texts are gone
+            alike = [common_prefix(prompt[:-1], s.text) for s in self.slots]
+            evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self.slots, strict=True)]
             n = max(evaluated)
             source = evaluated.index(n)
-            if max(k for i, k in enumerate(alike) if i == source or not self._slots[i].ended) >= n + _WORTH_WAITING:
+            if max(k for i, k in enumerate(alike) if i == source or not self.slots[i].ended) >= n + _WORTH_WAITING:
                 return False
         if source == seq:
             memory.seq_rm(seq, n, -1)
@@ -205,14 +214,14 @@ class Engine:
         """Evaluate what generations wait for, single tokens before prompts, as far as a batch has room. Returns those
         that had their turn."""
         ctx = self._ctx
-        for slot in self._slots:
+        for slot in self.slots:
             if slot.pending is not None and not isinstance(slot.pending, Placed):  # it has the context to itself
                 tokens = slot.pending[: ctx.n_batch]
                 ctx.decode(tokens)
                 slot.generation.n_done += len(tokens)
                 return [(slot, ctx.logits)]
-        active = [(slot, slot.pending) for slot in self._slots if isinstance(slot.pending, Placed)]
-        batch, taken = Batch(), list[tuple[_Slot, int, int]]()  # how many tokens of each, and rows of logits
+        active = [(slot, slot.pending) for slot in self.slots if isinstance(slot.pending, Placed)]
+        batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
         for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=lambda a: len(a[1].tokens) > 1):
             n = min(len(tokens), ctx.n_batch - len(batch))
             n_rows = n_outputs if n == len(tokens) else 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from ..samplers import (
     LogitsProcessor,
     SamplerChain,
     TextOptions,
+    TextParams,
     guided,
     log_softmax,
     text_params,
@@ -90,6 +91,7 @@ class Generation:
     source: Sequence[int] = ()
     stopping: Sequence[StoppingCriteria] = ()  # called after each token; any of them may end the text
     special: bool = False  # whether control tokens are shown as text
+    reuses: bool = True  # whether a beginning that another sequence has evaluated need not be evaluated again
     progress: Callable[[int, int], None] | None = None  # called with the prompt's tokens: those evaluated, and all
     n_cells: int | None = None  # cells that it may use, beside other generations; None: it has the context to itself
     index: int = 0  # the place of its prompt among several
@@ -106,6 +108,11 @@ class Generation:
             raise ModelError(f"layers {stage.start} to {stage.stop} of {n_layer} are a stage, which gives no text")
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
+
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended the text; "" when something else did, or nothing yet."""
+        return self._text.found
 
     @property
     def draft_stats(self) -> DraftStats | None:
@@ -295,6 +302,96 @@ class GenerateOptions(RunOptions, total=False):
     special: bool
 
 
+@dataclass(frozen=True)
+class TextRequest:
+    """A text that is asked for: the tokens it continues, and all options. `start` puts it into a context.
+
+    source     the tokens that an encoder-decoder encodes
+    n_probs, stopping, special, reuses, index   as of a `Generation`
+    processors change logits before all samplers
+    kind       the class of the generation
+    """
+
+    prompt: Sequence[int]
+    params: TextParams
+    source: Sequence[int] = ()
+    n_probs: int | None = None
+    processors: Sequence[LogitsProcessor] = ()
+    stopping: Sequence[StoppingCriteria] = ()
+    special: bool = False
+    reuses: bool = True
+    index: int = 0
+    kind: type[Generation] = Generation
+
+    @property
+    def n_prompt(self) -> int:
+        """How many tokens the given text has: the prompt, or the source of an encoder-decoder."""
+        return len(self.source or self.prompt)
+
+    def start(self, ctx: Decoder, n_cells: int | None = None, guidance: Guidance | None = None) -> Generation:
+        """The generation of this text in a context, as its only one (None) or beside others, with `n_cells` cells.
+        Raises SamplerError for a bad grammar or bias."""
+        chain = SamplerChain(self.params, ctx.model.vocab, self.processors)
+        chain.prime(self.prompt)
+        return self.kind(
+            ctx,
+            self.prompt,
+            chain,
+            self.params.n_predict,
+            self.params.stops,
+            self.n_probs,
+            guidance,
+            source=self.source,
+            stopping=self.stopping,
+            special=self.special,
+            reuses=self.reuses,
+            n_cells=n_cells,
+            index=self.index,
+        )
+
+
+class OwnContext(TypedDict, total=False):
+    """Options of the context that a text has to itself."""
+
+    n_ctx: int | None
+    n_threads: int | None
+    flash_attn: bool
+    cfg_scale: float
+    negative_prompt: str | Sequence[int]
+    context: ContextOptions | None
+
+
+def in_own_context(
+    model: LoadedModel,
+    text: TextRequest,
+    *,
+    n_ctx: int | None = None,
+    n_threads: int | None = None,
+    flash_attn: bool = False,
+    cfg_scale: float = 1.0,
+    negative_prompt: str | Sequence[int] = "",
+    context: ContextOptions | None = None,
+) -> Generation:
+    """The generation of a text in a context of its own. Arguments and errors: see `Model.stream`."""
+    source, ids, n_predict = text.source, text.prompt, text.params.n_predict
+    if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
+        raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
+    guidance = None if cfg_scale == 1 else Guidance(cfg_scale, ids_of(model, negative_prompt))
+    negative = () if guidance is None else guidance.negative
+    n_seq_max = 1 if guidance is None else 2
+    n_prompt = n_seq_max * len(ids) if source else len(ids) + len(negative)
+    if n_ctx is None:
+        n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
+        n_ctx = max(n_ctx, len(source) + len(negative) if source else 0)
+    n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
+    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
+    if source:
+        options.update(sizes_to_encode(max(len(source), len(negative))))
+    options.update(context or {})
+    options["n_seq_max"] = n_seq_max
+    return text.start(LlamaContext(model, n_ctx, **options), None, guidance)
+
+
 @hands_on(*TEXT_KEYWORDS)
 def new_generation(
     model: LoadedModel,
@@ -314,30 +411,19 @@ def new_generation(
     **asked: Unpack[TextOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
-    text = text_params(n_predict, asked)
-    n_predict = text.n_predict
-    chain = SamplerChain(text, model.vocab, functions("logits_processor", logits_processor))
+    params = text_params(n_predict, asked)
+    processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
     source, ids = source_and_prompt(model, ids_of(model, prompt))
-    if not isinstance(cfg_scale, Real) or not isfinite(cfg_scale):
-        raise SamplerError(f"cfg_scale must be a finite number, not {cfg_scale!r:.60}")
-    chain.prime(ids)
-    guidance = None if cfg_scale == 1 else Guidance(cfg_scale, ids_of(model, negative_prompt))
-    negative = () if guidance is None else guidance.negative
-    n_seq_max = 1 if guidance is None else 2
-    n_prompt = n_seq_max * len(ids) if source else len(ids) + len(negative)
-    if n_ctx is None:
-        n_ctx = n_prompt + n_seq_max * n_predict if n_predict >= 0 else max(model.hparams.n_ctx_train, n_prompt)
-        n_ctx = max(n_ctx, len(source) + len(negative) if source else 0)
-    n_ctx = max(whole("n_ctx", n_ctx, error=ModelError), 1)
-    options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
-    if source:
-        options.update(sizes_to_encode(max(len(source), len(negative))))
-    options.update(context or {})
-    options["n_seq_max"] = n_seq_max
-    ctx = LlamaContext(model, n_ctx, **options)
-    return Generation(
-        ctx, ids, chain, n_predict, text.stops, n_probs, guidance, special=special, source=source, stopping=stopping
+    return in_own_context(
+        model,
+        TextRequest(ids, params, source, n_probs, processors, stopping, special),
+        n_ctx=n_ctx,
+        n_threads=n_threads,
+        flash_attn=flash_attn,
+        cfg_scale=cfg_scale,
+        negative_prompt=negative_prompt,
+        context=context,
     )
 
 

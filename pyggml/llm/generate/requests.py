@@ -10,13 +10,12 @@ from pyggml.errors import BatchError, GGMLError, whole
 from pyggml.signature import hands_on
 from pyggml.types import Floats
 
-from ..decoder import Decoder
 from ..loaded import LoadedModel
 from ..options import SHORTER
-from ..samplers import N_PREDICT, TEXT_KEYWORDS, SamplerChain, TextOptions, TextParams, our_names, text_params
+from ..samplers import N_PREDICT, TEXT_KEYWORDS, TextOptions, TextParams, our_names, text_params
 from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
-from .generation import Generation, ids_of, source_and_prompt
+from .generation import Generation, TextRequest, ids_of, source_and_prompt
 from .templates import find_template
 from .text import chat_ids
 
@@ -38,23 +37,8 @@ class _Text:
     ids: Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Request:
-    index: int
-    source: Sequence[int]  # what an encoder-decoder encodes
-    prompt: Sequence[int]
-    params: TextParams
-
-    @property
-    def n_cells(self) -> int:
-        return len(self.prompt) + self.params.n_predict
-
-    def start(self, ctx: Decoder) -> Generation:
-        chain = SamplerChain(self.params, ctx.model.vocab)
-        chain.prime(self.prompt)
-        g = Generation(ctx, self.prompt, chain, self.params.n_predict, self.params.stops, source=self.source)
-        g.n_cells, g.index = self.n_cells, self.index
-        return g
+def _n_cells(r: TextRequest) -> int:
+    return len(r.prompt) + r.params.n_predict
 
 
 @hands_on(*TEXT_KEYWORDS)
@@ -76,7 +60,7 @@ def answer(
     if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
-    todo: list[_Request] = []
+    todo: list[TextRequest] = []
     texts: list[_Text] = []
     for index, request in enumerate(requests):
         result: Result = {"index": index}
@@ -97,17 +81,17 @@ def answer(
 
 
 def _answers(
-    todo: Sequence[_Request], results: list[Result], n_parallel: int, new_context: NewContext
+    todo: Sequence[TextRequest], results: list[Result], n_parallel: int, new_context: NewContext
 ) -> Iterator[None]:
     """Fill in the results of texts that are continued; yields now and then."""
     if not todo:
         return
-    ctx = shared_context(new_context, n_parallel, [(len(r.source), r.n_cells) for r in todo])
+    ctx = shared_context(new_context, n_parallel, [(len(r.source), _n_cells(r)) for r in todo])
 
     def generations() -> Iterator[Generation]:
         for request in todo:
             try:
-                g = request.start(ctx)
+                g = request.start(ctx, _n_cells(request))
             except Exception as e:  # as for a grammar that cannot be read
                 results[request.index]["error"] = _reason(e)
                 continue
@@ -175,7 +159,7 @@ def _reason(e: Exception) -> str:
             return f"{type(e).__name__}: {e}"
 
 
-def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) -> _Request:
+def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) -> TextRequest:
     """A request, checked, with its prompt as tokens. Raises BatchError, SamplerError or ModelError."""
     if isinstance(request, GGMLError):
         raise request
@@ -212,4 +196,4 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) ->
     room = n_ctx - len(prompt)
     if not 0 <= params.n_predict <= room:
         params = replace(params, n_predict=room)
-    return _Request(index, source, prompt, params)
+    return TextRequest(prompt, params, source, index=index)

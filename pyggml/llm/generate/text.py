@@ -34,8 +34,13 @@ class TextStream:
             raise SamplerError("a stop string must not be empty, or no string")
         self._decoder = StreamDecoder(vocab, special)
         self._stop = tuple(stop)
-        self._held = ""
-        self.stopped = False  # whether a stop string was found; it and what follows are never shown
+        self._held: str = ""
+        self.found: str = ""  # the stop string that was found; it and what follows are never shown
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found."""
+        return bool(self.found)
 
     def push(self, token: int) -> str:
         """The text that may be shown now."""
@@ -51,10 +56,11 @@ class TextStream:
         if not self._stop:
             return text
         text = self._held + text
-        found = [i for i in map(text.find, self._stop) if i >= 0]
+        found = [(i, stop) for stop in self._stop if (i := text.find(stop)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)]
+            at, self.found = min(found)
+            self._held = ""
+            return text[:at]
         n = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - n :]
         return text[: len(text) - n]

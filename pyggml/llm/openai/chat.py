@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from pyggml.errors import ModelError, SamplerError
 
-from ..generate.generation import Generation, Token, until_end
+from ..generate.generation import Generation, Token, in_own_context, until_end
 from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
@@ -17,7 +19,7 @@ from ..vocab import Vocab
 from .formats import Dialect, Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
-from .request import SamplingRequest, finish, new_id, now, piece, started, tools_of, usage
+from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage
 from .types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -64,6 +66,78 @@ def create_chat_completion(
     the answer. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
     `Model.stream` raises.
     """
+    chat = read_chat(
+        model,
+        messages,
+        tools,
+        tool_choice,
+        response_format,
+        functions=functions,
+        function_call=function_call,
+        chat_template=chat_template,
+        chat_template_kwargs=chat_template_kwargs,
+    )
+    options: dict[str, Any] = {"temperature": 0.2, **request, **chat.constraint}
+    n_probs = (top_logprobs or 0) if logprobs else None
+    stop = options.get("stop")
+    options["stop"] = (*chat.stop, *stop_strings(() if stop is None else stop, SamplerError))
+    asked, own = asked_for(model, chat.ids, max_tokens, n_probs, options)
+    g = in_own_context(model, asked, **own)
+    answer = ChatAnswer(chat, g, name or model.path)
+    if stream:
+        return _streamed(answer)
+    for token in until_end(g):
+        answer.take(token)
+    return answer.whole()
+
+
+def _streamed(answer: ChatAnswer) -> Iterator[ChatCompletionChunk]:
+    yield answer.role()
+    for token in until_end(answer.g):
+        yield from answer.parts(token)
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat that is to be answered.
+
+    text        the chat as its template writes it, up to the reply
+    form        how the model's family writes calls and reasoning
+    names       the tools that may be called
+    thinking    whether the reply begins inside reasoning
+    stop        strings that end a reply of this template
+    constraint  options that force a call, or JSON
+    with_function_call  whether the answer names its first call the old way, too
+    """
+
+    model: LoadedModel
+    text: str
+    form: Format
+    names: frozenset[str]
+    thinking: bool
+    stop: tuple[str, ...]
+    constraint: Mapping[str, Any]
+    with_function_call: bool
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The tokens of the chat."""
+        return chat_ids(self.model.vocab, self.text)
+
+
+def read_chat(
+    model: LoadedModel,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    response_format: Mapping[str, Any] | None = None,
+    *,
+    functions: Sequence[Mapping[str, Any]] | None = None,
+    function_call: str | Mapping[str, Any] | None = None,
+    chat_template: str | ChatTemplate | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Chat:
+    """Read what a chat asks for. Arguments and errors: see `create_chat_completion`."""
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
         tools = [{"type": "function", "function": f} for f in functions]
@@ -73,16 +147,12 @@ def create_chat_completion(
     template = chat_template if isinstance(chat_template, ChatTemplate) else find_template(chat_template, model.kv)
     source = template.source if template.tool_use is None or not offered else template.tool_use
     form = template.form if isinstance(template, Dialect) else find_format(source)
-    prompt = prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
-    answer = _Answer(model, form, frozenset(schemas), form.opens_reasoning(prompt), name or model.path)
-    answer.with_function_call = functions is not None
-    options: dict[str, Any] = {"temperature": 0.2, **request}
-    options |= answer.constraint(_forced(choice, schemas), _schema_of(response_format))
-    n_probs = (top_logprobs or 0) if logprobs else None
-    stop = options.get("stop")
-    options["stop"] = (*template.stop, *stop_strings(() if stop is None else stop, SamplerError))
-    g = started(model, chat_ids(model.vocab, prompt), max_tokens, n_probs, options)
-    return answer.chunks(g) if stream else answer.whole(g)
+    text = prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
+    thinking = form.opens_reasoning(text)
+    constraint = _constraint(model.vocab, form, thinking, _forced(choice, schemas), _schema_of(response_format))
+    thinking = thinking and not constraint.keys() & {"grammar"}  # such a grammar ends the reasoning first
+    old = functions is not None
+    return Chat(model, text, form, frozenset(schemas), thinking, template.stop, constraint, old)
 
 
 def _dicts(name: str, given: Any) -> Sequence[Mapping[str, Any]] | None:
@@ -145,85 +215,89 @@ class _Raw(TextStream):
         return super().push(token) if marker is None else self._filter(self._decoder.flush() + marker)
 
 
-class _Answer:
-    """Makes an answer, whole or in parts, of the tokens of a reply."""
+def _constraint(
+    vocab: Vocab, form: Format, thinking: bool, forced: Mapping[str, Schema], schema: Schema | None
+) -> dict[str, Any]:
+    """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
+    if not forced and schema is None:
+        return {}
+    if not forced and not thinking:
+        return {"json_schema": schema}
+    from ..samplers.grammar import known_schema, lark_of_schema  # takes longer to import than all else
 
-    def __init__(self, model: LoadedModel, form: Format, names: frozenset[str], thinking: bool, name: str) -> None:
-        self.model, self.form, self.names, self.thinking, self.name = model, form, names, thinking, name
-        self.with_function_call = False
+    grammar = forced_calls(form, forced, vocab, known_schema) if forced else lark_of_schema(cast(Schema, schema))
+    if thinking:
+        end = json.dumps(form.reasoning[1] + "\n\n")
+        grammar = grammar.replace("start: ", f"start: {end} begun\nbegun: ", 1)
+    return {"grammar": grammar}
+
+
+class ChatAnswer:
+    """Makes an answer of the tokens of a reply: whole (`take` each token, then `whole`) or in parts (`role`, then
+    `parts` of each token). `index`: which of several answers to the same chat it is."""
+
+    def __init__(self, chat: Chat, g: Generation, name: str, index: int = 0, id: str | None = None) -> None:
+        self.g, self._chat, self._name, self._index = g, chat, name, index
         self._ids: list[str] = []  # the ids of calls
-        self._id, self._created = new_id("chatcmpl"), now()
+        self._id, self._created = id or new_id("chatcmpl"), now()
+        self._raw = _Raw(chat.model.vocab, g.stop, chat.form)
+        self._text, self._entries = "", list[ChatLogprob]()
+        self._before = Reply()
 
-    def constraint(self, forced: Mapping[str, Schema], schema: Schema | None) -> dict[str, Any]:
-        """The options that make the reply a call, or follow a schema. Reasoning that has begun is ended first."""
-        from ..samplers.grammar import known_schema, lark_of_schema  # takes longer to import than all else
+    def take(self, token: Token) -> None:
+        """Read the next token."""
+        raw = self._raw
+        if token.finish_reason != "eog" and token.id >= 0:
+            self._text += raw.push(token.id)
+            if self.g.n_probs is not None:
+                self._entries.append(_entry(self._chat.model, token))
+        if token.finish_reason is not None and not raw.stopped:
+            self._text += raw.flush()
 
-        if forced:
-            grammar = forced_calls(self.form, forced, self.model.vocab, known_schema)
-        elif schema is None:
-            return {}
-        elif not self.thinking:
-            return {"json_schema": schema}
-        else:
-            grammar = lark_of_schema(schema)
-        if self.thinking:
-            self.thinking = False
-            end = json.dumps(self.form.reasoning[1] + "\n\n")
-            grammar = grammar.replace("start: ", f"start: {end} begun\nbegun: ", 1)
-        return {"grammar": grammar}
-
-    def whole(self, g: Generation) -> ChatCompletion:
+    def whole(self) -> ChatCompletion:
         """The answer when the reply has ended."""
-        reply, reason, shown = Reply(), None, None
-        for reply, token, logprobs in self._replies(g, last_only=True):  # noqa: B007
-            reason = finish(token)
-            shown = logprobs
+        reply = self._reply(True)
         message: ChatMessage = {"role": "assistant", "content": reply.content or (None if reply.calls else "")}
         self._add(message, reply, 0)
+        reason = _reason(reply, finish(self.g.finish_reason))
         return {
             "id": self._id,
             "object": "chat.completion",
             "created": self._created,
-            "model": self.name,
-            "choices": [{"index": 0, "message": message, "logprobs": shown, "finish_reason": _reason(reply, reason)}],
-            "usage": usage(g),
+            "model": self._name,
+            "choices": [
+                {"index": self._index, "message": message, "logprobs": self._logprobs(), "finish_reason": reason}
+            ],
+            "usage": usage(self.g),
         }
 
-    def chunks(self, g: Generation) -> Iterator[ChatCompletionChunk]:
-        """The answer in parts: first the role, then text as it comes and each call when it is complete, last the reason
-        why it ended."""
-        yield self._chunk({"role": "assistant"}, None, None)
-        before, reason = Reply(), None
-        for reply, token, logprobs in self._replies(g, last_only=False):
-            delta: ChatMessage = {}
-            if len(reply.content) > len(before.content):
-                delta["content"] = reply.content[len(before.content) :]
-            if len(reply.reasoning) > len(before.reasoning):
-                delta["reasoning_content"] = reply.reasoning[len(before.reasoning) :]
-            self._add(delta, Reply(calls=reply.calls), len(before.calls))
-            if delta or logprobs is not None:
-                yield self._chunk(delta, logprobs, None)
-            before, reason = reply, finish(token)
-        yield self._chunk({}, None, _reason(before, reason))
+    def role(self) -> ChatCompletionChunk:
+        """The first part."""
+        return self._chunk({"role": "assistant"}, None, None)
 
-    def _replies(self, g: Generation, last_only: bool) -> Iterator[tuple[Reply, Token, ChatLogprobs | None]]:
-        """The reply after each token, with the token and the log-probabilities since the last reply; or with
-        `last_only` one reply, after all tokens."""
-        raw = _Raw(self.model.vocab, g.stop, self.form)
-        text = ""
-        entries: list[ChatLogprob] = []
-        for token in until_end(g):
-            if token.finish_reason != "eog":
-                text += raw.push(token.id)
-                if g.n_probs is not None:
-                    entries.append(_entry(self.model, token))
-            done = token.finish_reason is not None
-            if done and not raw.stopped:
-                text += raw.flush()
-            if done or not last_only:
-                shown: ChatLogprobs | None = None if g.n_probs is None else {"content": entries, "refusal": None}
-                yield self.form.parse(text, done, self.names, self.thinking), token, shown
-                entries = []
+    def parts(self, token: Token) -> list[ChatCompletionChunk]:
+        """The parts after a token: text as it comes, each call when it is complete, and after the last token the reason
+        why the reply ended."""
+        self.take(token)
+        done, before = token.finish_reason is not None, self._before
+        self._before = reply = self._reply(done)
+        delta: ChatMessage = {}
+        if len(reply.content) > len(before.content):
+            delta["content"] = reply.content[len(before.content) :]
+        if len(reply.reasoning) > len(before.reasoning):
+            delta["reasoning_content"] = reply.reasoning[len(before.reasoning) :]
+        self._add(delta, Reply(calls=reply.calls), len(before.calls))
+        logprobs = self._logprobs()
+        parts = [self._chunk(delta, logprobs, None)] if delta or logprobs is not None else []
+        return [*parts, self._chunk({}, None, _reason(reply, finish(token.finish_reason)))] if done else parts
+
+    def _reply(self, done: bool) -> Reply:
+        return self._chat.form.parse(self._text, done, self._chat.names, self._chat.thinking)
+
+    def _logprobs(self) -> ChatLogprobs | None:
+        """The log-probabilities of the tokens since the last call."""
+        entries, self._entries = self._entries, []
+        return None if self.g.n_probs is None else {"content": entries, "refusal": None}
 
     def _add(self, message: ChatMessage, reply: Reply, first: int) -> None:
         """Put reasoning and calls, from the call `first` on, into a message."""
@@ -233,12 +307,12 @@ class _Answer:
         for i, call in enumerate(reply.calls[first:], first):
             if i == len(self._ids):
                 own = uuid4().hex
-                self._ids.append(call.id or (own[:9] if self.form.name in _NINE else f"call_{own[:24]}"))
+                self._ids.append(call.id or (own[:9] if self._chat.form.name in _NINE else f"call_{own[:24]}"))
             function = {"name": call.name, "arguments": call.arguments}
             calls.append(cast(ToolCall, {"index": i, "id": self._ids[i], "type": "function", "function": function}))
         if calls:
             message["tool_calls"] = calls
-            if self.with_function_call and "function" in calls[0]:
+            if self._chat.with_function_call and "function" in calls[0]:
                 message["function_call"] = calls[0]["function"]
 
     def _chunk(
@@ -248,8 +322,8 @@ class _Answer:
             "id": self._id,
             "object": "chat.completion.chunk",
             "created": self._created,
-            "model": self.name,
-            "choices": [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
+            "model": self._name,
+            "choices": [{"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}],
         }
 
 

@@ -62,8 +62,11 @@ def _text(content: Any, i: int) -> str:
         return content
     parts = cast("Sequence[Any]", content if isinstance(content, Sequence) else [content])
     texts = [cast("Mapping[str, Any]", p).get("text") if isinstance(p, Mapping) else p for p in parts]
-    if not all(isinstance(t, str) for t in texts):
-        raise ModelError(f"messages[{i}]: content must be text, or a list of parts of type text")
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, Mapping) else None
+            what = f": a part of type {kind!r:.40} is refused, the model reads text" * (kind not in (None, "text"))
+            raise ModelError(f"messages[{i}]: content must be text, or a list of parts of type text{what}")
     return "".join(cast("list[str]", texts))
 
 

@@ -9,9 +9,18 @@ from uuid import uuid4
 
 from pyggml.errors import BatchError, ModelError, SamplerError, whole
 
-from ..generate.generation import Generation, StoppingCriteria, Token, ids_of, new_generation
+from ..generate.engine import FinishReason as Ended
+from ..generate.generation import (
+    Generation,
+    OwnContext,
+    StoppingCriteria,
+    TextRequest,
+    functions,
+    ids_of,
+    source_and_prompt,
+)
 from ..loaded import LoadedModel
-from ..samplers import LogitsProcessor
+from ..samplers import LogitsProcessor, text_params
 from ..samplers.params import OTHER_NAMES
 from .types import FinishReason, Usage
 
@@ -47,15 +56,16 @@ class SamplingRequest(TypedDict, total=False):
     user: str | None
 
 
-def started(
+def asked_for(
     model: LoadedModel,
     prompt: str | Sequence[int],
     max_tokens: int | None,
     n_probs: int | None,
     request: Mapping[str, Any],
-) -> Generation:
-    """The generation that a request asks for, in a context of its own. Raises SamplerError for an option that is not
-    known."""
+    kind: type[Generation] = Generation,
+) -> tuple[TextRequest, OwnContext]:
+    """The text that a request asks for, and the options of a context of its own. Raises SamplerError for an option that
+    is not known."""
     options = dict(request)
     for ignored in ("tfs_z", "model", "user"):
         options.pop(ignored, None)
@@ -77,15 +87,29 @@ def started(
     n_predict = n_predict or -1  # 0 means no limit, as in llama-cpp-python: until the context is full
     if n_predict < 0 and "n_ctx" not in options:
         options["n_ctx"] = model.hparams.n_ctx_train
-    elif "n_ctx" in options and n_predict >= 0:
-        n_ctx = options["n_ctx"]
-        prompt = ids_of(model, prompt)
-        n_prompt = len(prompt)
-        options["n_ctx"] = min(n_ctx, n_prompt + n_predict) if n_prompt < n_ctx else n_ctx
+    own = cast(OwnContext, {k: options.pop(k) for k in OwnContext.__annotations__ if k in options})
+    processors: Any = options.pop("logits_processor", ())
+    stopping: Any = options.pop("stopping_criteria", ())
+    special: Any = options.pop("special", False)
     try:
-        return new_generation(model, prompt, n_predict, n_probs, **options)
+        params = text_params(n_predict, options)
     except TypeError as e:
         raise SamplerError(f"the request cannot be understood: {e}") from None
+    source, ids = source_and_prompt(model, ids_of(model, prompt))
+    text = TextRequest(
+        ids,
+        params,
+        source,
+        n_probs,
+        functions("logits_processor", processors),
+        functions("stopping_criteria", stopping),
+        special,
+        kind=kind,
+    )
+    n_ctx = own.get("n_ctx")
+    if n_ctx is not None and n_predict >= 0 and text.n_prompt < n_ctx:
+        own["n_ctx"] = min(n_ctx, text.n_prompt + n_predict)
+    return text, own
 
 
 def new_id(kind: str) -> str:
@@ -104,11 +128,9 @@ def usage(g: Generation) -> Usage:
     return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
 
 
-def finish(token: Token) -> FinishReason | None:
+def finish(reason: Ended | None) -> FinishReason | None:
     """OpenAI's word for why a text ended."""
-    if token.finish_reason is None:
-        return None
-    return "length" if token.finish_reason == "length" else "stop"
+    return reason if reason is None or reason == "length" else "stop"
 
 
 def piece(model: LoadedModel, token: int) -> bytes:

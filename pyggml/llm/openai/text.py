@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyggml.errors import SamplerError, whole
 from pyggml.types import Floats
 
 from ..generate.engine import Pending, Placed
-from ..generate.generation import Generation, Token, until_end
+from ..generate.generation import Generation, Token, in_own_context, until_end
 from ..loaded import LoadedModel
-from .request import SamplingRequest, finish, new_id, now, piece, started, usage
-from .types import Completion, CompletionLogprobs
+from .request import SamplingRequest, asked_for, finish, new_id, now, piece, usage
+from .types import Completion, CompletionLogprobs, FinishReason
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,64 +46,79 @@ def create_completion(
         whole("logprobs", logprobs, 0, error=SamplerError)
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
     ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
-    g = started(model, ids, max_tokens, logprobs, request)
-    if echo and logprobs is not None and not g.source:
-        g = _Echoed(**{f.name: getattr(g, f.name) for f in fields(g) if f.init})
-    parts = _parts(model, g, logprobs, name or model.path, text, echo, suffix if echo else None)
+    asked, own = asked_for(model, ids, max_tokens, logprobs, request, kind_of(model, echo, logprobs))
+    g = in_own_context(model, asked, **own)
+    answer = CompletionAnswer(g, name or model.path, text, echo, suffix)
+    parts = (part for token in until_end(g) for part in answer.parts(token))
     if stream:
         return parts
-    return _joined(list(parts), g)
+    return answer.joined(list(parts))
 
 
-def _parts(
-    model: LoadedModel, g: Generation, logprobs: int | None, name: str, before: str, echo: bool, after: str | None
-) -> Iterator[Completion]:
-    """The answer in parts; the last part says why it ended. Text that may still become a stop string is held back until
-    a later token settles that. Offsets count from the beginning of the prompt, with or without `echo`."""
-    id, created, offset = new_id("cmpl"), now(), len(before)
-    text = before if echo else ""
-    echoed: CompletionLogprobs | None = None
-    for token in until_end(g):
+def kind_of(model: LoadedModel, echo: bool, logprobs: int | None) -> type[Generation]:
+    """The class of generation that knows what an answer shows: with `echo` and `logprobs` how likely the prompt was."""
+    return _Echoed if echo and logprobs is not None and model.decoder_start is None else Generation
+
+
+class CompletionAnswer:
+    """Makes an answer of the tokens of a generation, whole or in parts.
+
+    before  the prompt as text; with `echo` it is shown first, and `suffix` last
+    index   which of several answers it is
+
+    The last part says why the text ended. Text that may still become a stop string is held back until a later token
+    settles that. Offsets count from the beginning of the prompt, with or without `echo`.
+    """
+
+    def __init__(
+        self,
+        g: Generation,
+        name: str,
+        before: str = "",
+        echo: bool = False,
+        suffix: str | None = None,
+        index: int = 0,
+        id: str | None = None,
+    ) -> None:
+        self.g, self._name, self._before, self._index = g, name, before, index
+        self._after = suffix if echo else None
+        self._id, self._created, self._offset = id or new_id("cmpl"), now(), len(before)
+        self._text = before if echo else ""
+
+    def parts(self, token: Token) -> list[Completion]:
+        """The parts that can be shown after a token: one, or none yet."""
+        g, model = self.g, self.g.ctx.model
+        shown: CompletionLogprobs | None = None
         if isinstance(g, _Echoed) and g.tokens:
-            echoed, g.tokens = _of_prompt(model, g.tokens, before), []
-        text += token.text
-        shown, echoed = echoed, None
-        if logprobs is not None and token.finish_reason != "eog" and token.id >= 0:
-            own = _logprobs(model, token, offset)
-            offset += len(own["tokens"][0])
+            shown, g.tokens = _of_prompt(model, g.tokens, self._before), []
+        text = self._text + token.text
+        if g.n_probs is not None and token.finish_reason != "eog" and token.id >= 0:
+            own = _logprobs(model, token, self._offset)
+            self._offset += len(own["tokens"][0])
             shown = own if shown is None else _together([shown, own])
-        reason = finish(token)
-        if reason is not None and after is not None:
-            text += after
-        if text or shown is not None or reason is not None:
-            yield _completion(id, created, name, text, shown, reason)
-        text = ""
+        reason = finish(token.finish_reason)
+        if reason is not None and self._after is not None:
+            text += self._after
+        self._text = ""
+        return [self._part(text, shown, reason)] if text or shown is not None or reason is not None else []
 
+    def joined(self, parts: Sequence[Completion]) -> Completion:
+        """The whole answer, given all its parts."""
+        choices = [p["choices"][0] for p in parts if "choices" in p]
+        shown = [c["logprobs"] for c in choices if c["logprobs"] is not None]
+        whole = _together(shown) if shown or self.g.n_probs is not None else None
+        answer = self._part("".join(c["text"] for c in choices) or self._text, whole, finish(self.g.finish_reason))
+        answer["usage"] = usage(self.g)
+        return answer
 
-def _completion(
-    id: str, created: int, name: str, text: str, shown: CompletionLogprobs | None, reason: Any
-) -> Completion:
-    return {
-        "id": id,
-        "object": "text_completion",
-        "created": created,
-        "model": name,
-        "choices": [{"text": text, "index": 0, "logprobs": shown, "finish_reason": reason}],
-    }
-
-
-def _joined(parts: Sequence[Completion], g: Generation) -> Completion:
-    choices = [p["choices"][0] for p in parts if "choices" in p]
-    shown = [c["logprobs"] for c in choices if c["logprobs"] is not None]
-    whole: CompletionLogprobs | None = None
-    if shown or g.n_probs is not None:
-        whole = _together(shown)
-    answer = Completion(**parts[-1])
-    text = "".join(c["text"] for c in choices)
-    reason = choices[-1]["finish_reason"]
-    answer["choices"] = [{"text": text, "index": 0, "logprobs": whole, "finish_reason": reason}]
-    answer["usage"] = usage(g)
-    return answer
+    def _part(self, text: str, shown: CompletionLogprobs | None, reason: FinishReason | None) -> Completion:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._name,
+            "choices": [{"text": text, "index": self._index, "logprobs": shown, "finish_reason": reason}],
+        }
 
 
 def _together(shown: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
@@ -126,11 +140,12 @@ class _Echoed(Generation):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tokens: list[Token] = []
+        self.reuses = False  # every token of the prompt needs its logits
 
     def _part(self, tokens: Sequence[int]) -> Generator[Pending, Floats, Floats]:
         """Evaluate the first tokens of a part of the prompt, with the logits of each."""
         at, n = self.n_done, min(len(tokens), _ROWS, self.ctx.n_batch)
-        rows = yield Placed(tokens[:n], range(at, at + n), (0,) * n, n)
+        rows = yield Placed(tokens[:n], range(at, at + n), (self.seq,) * n, n)
         if at == 0:
             self.tokens.append(Token("", self.prompt[0]))
         following = self.prompt[at + 1 : at + n + 1]

@@ -110,9 +110,9 @@ def load_state_bytes(ctx: Stateful, data: bytes) -> list[int]:
 # -- one sequence -----------------------------------------------------------------------------------------------------
 
 
-def save_seq(ctx: Stateful, path: Path, seq: int) -> None:
-    """Write the cells of one sequence to a file. Errors: see `save_state`."""
-    state_file.write(path, _pack(ctx, seq, ()))
+def save_seq(ctx: Stateful, path: Path, seq: int, tokens: Sequence[int] = ()) -> None:
+    """Write the cells of one sequence to a file, and `tokens` with them. Errors: see `save_state`."""
+    state_file.write(path, _pack(ctx, seq, tokens))
 
 
 def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
@@ -124,14 +124,23 @@ def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
     return load_seq_bytes(ctx, state_file.read(path), seq)
 
 
+def load_seq_tokens(ctx: Stateful, path: Path, seq: int) -> list[int]:
+    """As `load_seq`; returns the tokens that `save_seq` put with the sequence."""
+    return _load_seq(ctx, state_file.read(path), seq)[1]
+
+
 def seq_bytes(ctx: Stateful, seq: int) -> bytes:
     """What `save_seq` writes."""
     return b"".join(_pack(ctx, seq, ()))
 
 
-@changing
 def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
     """Load what `seq_bytes` returned, as `load_seq` does."""
+    return _load_seq(ctx, data, seq)[0]
+
+
+@changing
+def _load_seq(ctx: Stateful, data: bytes, seq: int | None) -> tuple[int, list[int]]:
     r, memory = _opened(ctx, data, "sequence"), ctx.memory
     if seq is None:
         free = (i for i in range(memory.n_seq_max) if all(s.seq_pos_max(i) < 0 for s in memory.stores))
@@ -139,11 +148,11 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
         if seq is None:
             raise StateError(f"all {memory.n_seq_max} sequences are in use (n_seq_max = {memory.n_seq_max})")
     memory.seq_pos_max(seq)  # raises for an unknown id
-    _, puts, _, _ = _read(ctx, r, seq)
+    tokens, puts, _, _ = _read(ctx, r, seq)
     with uninterrupted():
         for put in puts:
             put()
-    return seq
+    return seq, tokens
 
 
 # -- contents ---------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def _asked(llm: Llama, **request: Any) -> tuple[str, list[str]]:
     prompts: list[str] = []
     prompt_of = chat.prompt_of
 
-    def started(*args: Any) -> None:
+    def asked_for(*args: Any) -> None:
         raise _Asked(args[-1]["stop"])
 
     def forced_calls(form: Format, tools: Mapping[str, Any], *_: Any) -> str:
@@ -69,7 +69,7 @@ def _asked(llm: Llama, **request: Any) -> tuple[str, list[str]]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(_Asked) as e:
         patch.setattr(chat, "prompt_of", lambda *args: prompts.append(prompt_of(*args)) or prompts[0])  # pyright: ignore[reportUnknownLambdaType]
         patch.setattr(chat, "forced_calls", forced_calls)
-        patch.setattr(chat, "started", started)
+        patch.setattr(chat, "asked_for", asked_for)
         llm.create_chat_completion(**request)
     return "".join(prompts), list(e.value.args[0])
 

@@ -1,0 +1,35 @@
+"""The HTTP server: llama-server's interface, OpenAI's and Anthropic's, over one engine. `pip install pyggml[serve]`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pyggml.errors import ModelError
+
+from .options import ServeOptions
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from ..llm.model import Model
+
+__all__ = ["ServeOptions", "create_app"]
+
+
+def create_app(model: Model | str | os.PathLike[str] | None = None, options: ServeOptions | None = None) -> Starlette:
+    """The ASGI application that serves a model: a loaded one, a path, or the model that ships with pyggml (None).
+
+    Its engine starts with the first request, and stops with the application (the end of ASGI's lifespan). Raises
+    ModelError when starlette or pydantic is missing, for options that do not fit the model, and what loading it raises.
+    """
+    try:
+        from .app import application
+    except ImportError as e:
+        raise needs_extra(e) from None
+    return application(model, options or ServeOptions())
+
+
+def needs_extra(e: ImportError) -> ModelError:
+    """The error about a package that is missing."""
+    return ModelError(f"the server needs the package {e.name}: pip install pyggml[serve]")

@@ -1,0 +1,166 @@
+"""The application: which function answers which path, who may call, and what becomes of errors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pyggml.errors import ModelError
+from pyggml.llm.model import Model, load_model
+
+from . import anthropic, embeddings, native, openai, responses, slots, tokens
+from .errors import HTTPError, of_request
+from .http import error_response
+from .options import Keys, ServeOptions
+from .service import Service
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+PAGE = Path(__file__).with_name("page")
+_GET: dict[str, Endpoint] = {
+    "/health": slots.health,
+    "/v1/health": slots.health,
+    "/metrics": slots.metrics,
+    "/slots": slots.slots,
+    "/models": openai.models,
+    "/v1/models": openai.models,
+}
+_POST: dict[str, Endpoint] = {
+    "/tokenize": tokens.tokenize,
+    "/detokenize": tokens.detokenize,
+    "/apply-template": openai.apply_template,
+    "/completion": native.completion,
+    "/completions": native.completion,
+    "/infill": native.infill,
+    "/v1/completions": openai.completions,
+    "/chat/completions": openai.chat_completions,
+    "/v1/chat/completions": openai.chat_completions,
+    "/v1/responses": responses.responses,
+    "/responses": responses.responses,
+    "/v1/messages": anthropic.messages,
+    "/v1/messages/count_tokens": anthropic.count_tokens,
+    "/embedding": embeddings.embedding,
+    "/embeddings": embeddings.embedding,
+    "/v1/embeddings": embeddings.embeddings,
+    "/rerank": embeddings.rerank,
+    "/reranking": embeddings.rerank,
+    "/v1/rerank": embeddings.rerank,
+    "/v1/reranking": embeddings.rerank,
+    "/slots/{id}": slots.slot_action,
+}
+_BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
+_PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need no key
+
+
+def application(model: Model | str | os.PathLike[str] | None, options: ServeOptions) -> Starlette:
+    """See `create_app`."""
+    service = Service(model if isinstance(model, Model) else load_model(model), options)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            service.thread.stop()
+
+    routes: list[BaseRoute] = [Route(path, function, methods=["GET"]) for path, function in _GET.items()]
+    routes += [Route(path, function, methods=["POST"]) for path, function in _POST.items()]
+    routes += [Route(path, function, methods=["GET", "POST"]) for path, function in _BOTH.items()]
+    if options.ui:
+        routes.append(Mount("/", StaticFiles(directory=_page(options), html=True)))
+    if options.api_prefix:
+        routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options))
+    app.add_exception_handler(HTTPError, _on_error)
+    app.add_exception_handler(HTTPException, _on_route)
+    app.add_exception_handler(ClientDisconnect, _on_gone)
+    app.add_exception_handler(Exception, _on_fault)
+    app.state.service = service
+    return app
+
+
+def _page(options: ServeOptions) -> str:
+    folder = options.path or str(PAGE)
+    if not os.path.isdir(folder):
+        raise ModelError(f"path: there is no folder {folder!r:.80}")
+    return folder
+
+
+# -- who may call -----------------------------------------------------------------------------------------------------
+
+
+def _middleware(o: ServeOptions) -> list[Middleware]:
+    origins = [x.strip() for x in o.cors_origins.split(",") if x.strip()]
+    local = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?" if "localhost" in origins else None
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=[x for x in origins if x != "localhost"],
+        allow_origin_regex=local,
+        allow_methods=[x.strip() for x in o.cors_methods.split(",")],
+        allow_headers=[x.strip() for x in o.cors_headers.split(",")],
+    )
+    return [cors, Middleware(_WithKey, keys=o.keys, prefix=o.api_prefix.rstrip("/"))] if o.keys else [cors]
+
+
+class _WithKey:
+    """Lets requests through that have one of the keys: `Authorization: Bearer KEY` or `X-Api-Key: KEY`. Paths that are
+    public, and the page, need no key."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, prefix: str) -> None:
+        self._app, self._keys = app, keys
+        self._guarded = {prefix + path for path in (*_GET, *_POST, *_BOTH)} - {prefix + path for path in _PUBLIC}
+        self._slots = f"{prefix}/slots/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 401, or let the request through."""
+        if scope["type"] == "http" and self._is_guarded(scope):
+            headers = {k.lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            kind, _, key = headers.get(b"authorization", "").partition(" ")
+            key = key.strip() if kind.lower() == "bearer" else headers.get(b"x-api-key", "")
+            if not self._keys.has(key):
+                await error_response(HTTPError(401, "Invalid API Key"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_guarded(self, scope: Scope) -> bool:
+        path = scope["path"].rstrip("/") or "/"
+        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._slots)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+async def _on_error(request: Request, e: Exception) -> Response:
+    assert isinstance(e, HTTPError)
+    if "/v1/messages" in request.url.path:
+        return anthropic.error_response(e)
+    return error_response(e)
+
+
+async def _on_route(request: Request, e: Exception) -> Response:
+    assert isinstance(e, HTTPException)
+    prefix, path = request.app.state.service.options.api_prefix.rstrip("/"), request.url.path
+    if e.status_code in (404, 405):  # the page's files are looked for at all paths that are no endpoint's
+        known = path in {prefix + p for p in (*_GET, *_POST)}
+        code, said = (405, f"{path} has no {request.method}") if known else (404, "File Not Found")
+        return error_response(HTTPError(code, said))
+    return error_response(HTTPError(e.status_code, e.detail))
+
+
+async def _on_gone(request: Request, e: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _on_fault(request: Request, e: Exception) -> Response:
+    return error_response(of_request(e))

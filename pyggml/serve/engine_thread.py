@@ -1,0 +1,273 @@
+"""The one thread that computes: an engine, what is asked of it from event loops, and the way of tokens back to them.
+
+Requests are answered in asyncio. `EngineThread.submit` hands generations over, and their tokens come back through the
+queue of an `Answering`. Whoever reads slowly lets that queue grow, to the length of the own text at most, and holds up
+nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from pyggml.llm.decoder import Decoder
+from pyggml.llm.generate.engine import Engine, Token
+from pyggml.llm.generate.generation import Generation
+
+from .errors import HTTPError, of_generation
+
+T = TypeVar("T")
+_Item = tuple[int, "Token | HTTPError | None"]  # of which generation; None: it has ended
+
+
+class Answering:
+    """The generations of one request, and their tokens as they come: `async for i, token in answering`, where `i` says
+    of which generation. Belongs to one task; `close` it when nobody listens any more. Raises HTTPError when a
+    generation failed."""
+
+    def __init__(self, generations: Sequence[Generation], thread: EngineThread) -> None:
+        self.generations, self._thread = generations, thread
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[_Item] = asyncio.Queue()
+        self._n_left = len(generations)
+
+    def __aiter__(self) -> Answering:
+        return self
+
+    async def __anext__(self) -> tuple[int, Token]:
+        while self._n_left:
+            i, item = await self._queue.get()
+            if isinstance(item, Token):
+                return i, item
+            if item is not None:
+                raise item
+            self._n_left -= 1
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """End the generations that are under way."""
+        if self._n_left:
+            self._thread.cancel(self)
+
+    def put(self, items: Sequence[_Item]) -> None:
+        """Called by the thread: hand items over to the event loop."""
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            self._loop.call_soon_threadsafe(self._put, items)
+
+    def _put(self, items: Sequence[_Item]) -> None:
+        for item in items:
+            self._queue.put_nowait(item)
+
+
+@dataclass
+class Counts:
+    """What the thread has done, for /metrics."""
+
+    n_prompt: int = 0
+    prompt_seconds: float = 0.0
+    n_predicted: int = 0
+    predicted_seconds: float = 0.0
+    n_steps: int = 0
+    n_busy: int = 0  # slots that were busy, summed over steps
+    n_tokens_max: int = 0
+
+
+@dataclass
+class _Job(Generic[T]):
+    """Something else to do in the thread, between two steps. `ready` says when; `drains`: no text begins before it."""
+
+    run: Callable[[], T]
+    ready: Callable[[], bool]
+    drains: bool
+    future: Future[T] = field(default_factory=Future[T])
+
+
+class EngineThread:
+    """Runs an engine over `ctx`, which it closes at the end. Without a `ctx` it does jobs alone."""
+
+    def __init__(self, ctx: Decoder | None, n_queue: int) -> None:
+        self.ctx, self.counts = ctx, Counts()
+        self.engine = None if ctx is None else Engine(ctx, failed=self._failed)
+        self.n_slots = 0 if ctx is None else ctx.memory.n_seq_max
+        self._n_queue = n_queue
+        self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._new: deque[Generation] = deque()  # they go to the engine as soon as no job drains it
+        self._open: dict[Generation, tuple[Answering, int]] = {}
+        self._n_open, self._lock = 0, threading.RLock()
+        self._jobs: list[_Job[Any]] = []
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="pyggml engine", daemon=True)
+
+    # -- from event loops -------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End all texts and the thread, and wait for it."""
+        self._order(self._stop)
+        self._thread.join()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it takes no further requests."""
+        return self._stopped
+
+    def _order(self, do: Callable[[], None]) -> None:
+        """Let the thread do something; it begins with the first order. An order that is given before `_stop` is run."""
+        self._orders.put(do)
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+
+    @property
+    def n_waiting(self) -> int:
+        """How many texts wait for a slot."""
+        return max(self._n_open - self.n_slots, 0)
+
+    def submit(self, generations: Sequence[Generation]) -> Answering:
+        """Begin generations as soon as there is room. Raises HTTPError (503) when too many wait already."""
+        with self._lock:
+            self.check_room(len(generations))
+            self._n_open += len(generations)
+            answering = Answering(generations, self)
+            self._order(lambda: self._begin(answering))
+        return answering
+
+    def check_room(self, n: int) -> None:
+        """Raises HTTPError (503) when `n` more texts are too many. A request that comes alone is never too large."""
+        if self._stopped:
+            raise _stopping()
+        if self._n_open and self._n_open + n > self.n_slots + self._n_queue:
+            raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
+
+    def cancel(self, answering: Answering) -> None:
+        """End what is left of a request."""
+        self._order(lambda: self._cancel(answering))
+
+    async def call(self, run: Callable[[], T], ready: Callable[[], bool] | None = None, drains: bool = False) -> T:
+        """Run a function in the thread between two steps, when `ready` says so; with `drains` when no text is under
+        way. Returns or raises what it does."""
+        job = _Job(run, ready or (lambda: True), drains)
+        with self._lock:
+            if self._stopped:
+                raise _stopping()
+            self._order(lambda: self._jobs.append(job))
+        return await asyncio.wrap_future(job.future)
+
+    # -- in the thread ----------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return self.engine is not None and self.engine.busy
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._take_orders(wait=not self._busy)
+                self._do_jobs()
+                if self.engine is not None and self.engine.busy:
+                    self._step(self.engine)
+        finally:  # nobody waits for a thread that has ended, even by an error that nobody thought of
+            self._end()
+            if self.ctx is not None:
+                self.ctx.close()
+
+    def _take_orders(self, wait: bool) -> None:
+        with suppress(Empty):
+            while True:
+                self._orders.get(wait)()
+                wait = False
+
+    def _do_jobs(self) -> None:
+        for job in tuple(self._jobs):
+            if job.ready() and not (job.drains and self._busy):
+                self._jobs.remove(job)
+                if job.future.set_running_or_notify_cancel():
+                    try:
+                        job.future.set_result(job.run())
+                    except BaseException as e:
+                        job.future.set_exception(e)
+        if self.engine is not None and not any(job.drains for job in self._jobs):
+            while self._new:
+                self.engine.submit(self._new.popleft())
+
+    def _step(self, engine: Engine) -> None:
+        """Evaluate a batch, and send what it gave: to each request at once, so that an event loop wakes up once."""
+        found: dict[Answering, list[_Item]] = {}
+        busy = [slot.generation for slot in engine.slots if not slot.ended]
+        self.counts.n_steps += bool(busy)
+        self.counts.n_busy += len(busy)
+        try:
+            for g, token in engine.step():
+                if g in self._open:
+                    answering, i = self._open[g]
+                    found.setdefault(answering, []).append((i, token))
+        except Exception as e:  # the batch failed: nobody knows whose fault that is
+            for slot in engine.slots:
+                if not slot.ended:
+                    self._failed(slot.generation, e)
+                    engine.cancel(slot.generation)
+        for g in [slot.generation for slot in engine.slots if slot.generation in self._open]:
+            if g.finish_reason is not None:
+                answering, i = self._close(g)
+                none = [(i, Token("", -1, finish_reason=g.finish_reason))] if g.n_predict == 0 else []
+                found.setdefault(answering, []).extend([*none, (i, None)])
+        for answering, items in found.items():
+            answering.put(items)
+
+    def _begin(self, answering: Answering) -> None:
+        for i, g in enumerate(answering.generations):
+            self._open[g] = (answering, i)
+            self._new.append(g)
+
+    def _cancel(self, answering: Answering) -> None:
+        for g in answering.generations:
+            if g in self._open:
+                if g in self._new:
+                    self._new.remove(g)
+                elif self.engine is not None:
+                    self.engine.cancel(g)
+                self._close(g)
+
+    def _failed(self, g: Generation, e: Exception) -> None:
+        if g in self._open:
+            answering, i = self._close(g)
+            answering.put([(i, of_generation(e))])
+
+    def _close(self, g: Generation) -> tuple[Answering, int]:
+        counts, t = self.counts, g.timings
+        counts.n_prompt += t.n_prompt
+        counts.prompt_seconds += t.prompt
+        counts.n_predicted += len(g.ids)
+        counts.predicted_seconds += t.eval
+        counts.n_tokens_max = max(counts.n_tokens_max, g.n_done)
+        with self._lock:
+            self._n_open -= 1
+        return self._open.pop(g)
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+
+    def _end(self) -> None:
+        """Answer all that is open."""
+        self._stop()
+        self._take_orders(wait=False)
+        for g in tuple(self._open):
+            if self.engine is not None:
+                self.engine.cancel(g)
+            answering, i = self._close(g)
+            answering.put([(i, _stopping())])
+        for job in self._jobs:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_stopping())
+        self._jobs.clear()
+
+
+def _stopping() -> HTTPError:
+    return HTTPError(503, "the server is stopping")

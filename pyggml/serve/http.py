@@ -1,0 +1,171 @@
+"""Between ASGI and the endpoints: bodies within their limits, JSON, streams of events, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from time import monotonic
+from typing import Any, NoReturn, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyggml import limits
+
+from .errors import HTTPError, of_generation
+
+T = TypeVar("T")
+
+
+def dumps(value: Any) -> bytes:
+    """JSON as UTF-8. Lone surrogates of a request become question marks."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class Json(Response):
+    """An answer in JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return dumps(content)
+
+
+def error_response(e: HTTPError) -> Response:
+    """An error as an answer."""
+    return Json(e.json, e.code, e.headers)
+
+
+async def json_body(request: Request, timeout: float) -> Any:
+    """The body of a request. Raises HTTPError for one that is too long, comes too slowly, or is no JSON."""
+    parts, size = list[bytes](), 0
+    stream = request.stream()
+    while True:
+        try:
+            part = await asyncio.wait_for(anext(stream), timeout)
+        except StopAsyncIteration:
+            break
+        except asyncio.TimeoutError:
+            raise HTTPError(408, f"no part of the request came for {timeout:g} seconds") from None
+        size += len(part)
+        if size > limits.REQUEST_BYTES:
+            raise HTTPError(413, f"the request is longer than {limits.REQUEST_BYTES} bytes")
+        parts.append(part)
+    try:
+        return json.loads(b"".join(parts).decode("utf-8"), parse_constant=_no_number)
+    except UnicodeDecodeError as e:
+        raise HTTPError(400, f"the request is not UTF-8: {e.reason} at byte {e.start}") from None
+    except RecursionError:
+        raise HTTPError(400, "the request is nested too deep") from None
+    except ValueError as e:
+        raise HTTPError(400, f"the request is no JSON: {e}") from None
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number")
+
+
+async def json_object(request: Request, timeout: float) -> dict[str, Any]:
+    """The body of a request, which must be a JSON object."""
+    body = await json_body(request, timeout)
+    if not isinstance(body, dict):
+        raise HTTPError(400, f"the request must be a JSON object, not {type(body).__name__}")
+    return body  # pyright: ignore[reportUnknownVariableType]
+
+
+async def until_gone(request: Request, answer: Awaitable[T]) -> T:
+    """An answer whose work ends when the client leaves. Raises ClientDisconnect then."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        await _cancelled(work, gone)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Server-sent events, as `events` gives them. They end when the client has left, or takes nothing for `timeout`
+    seconds; `close` is called when they end in any way. When nothing was sent for `ping` seconds (if positive), a
+    comment is. `failed` makes the event of an error."""
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        close: Callable[[], None],
+        ping: float,
+        timeout: float,
+        failed: Callable[[HTTPError], bytes],
+    ) -> None:
+        super().__init__(None, 200, None, "text/event-stream")
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+        self._events, self._close, self._failed = events, close, failed
+        self._ping, self._timeout = ping, timeout
+        self._last, self._is_sending = monotonic(), False  # when a part was sent, and whether it is still under way
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything."""
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        tasks: list[asyncio.Future[None]] = []
+        try:
+            await send(start)
+            work = (self._write(send), _gone(receive), self._watch(send))
+            tasks = [asyncio.ensure_future(w) for w in work]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._close()
+            await _cancelled(*tasks)
+
+    async def _write(self, send: Send) -> None:
+        try:
+            async for event in self._events:
+                await self._send(send, event)
+        except OSError:  # the client has left
+            return
+        except Exception as e:
+            await self._send(send, self._failed(of_generation(e)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        self._last, self._is_sending = monotonic(), True
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
+
+    async def _watch(self, send: Send) -> None:
+        """Ends when the client has taken nothing for too long; shows life while there is nothing to send."""
+        period = min(self._ping, self._timeout) if self._ping > 0 else self._timeout
+        while True:
+            await asyncio.sleep(max(self._last + period - monotonic(), 0.01))
+            silent = monotonic() - self._last
+            if self._is_sending and silent >= self._timeout:
+                return
+            if not self._is_sending and 0 < self._ping <= silent:
+                await self._send(send, b":\n\n")
+            elif silent >= period:  # a part is under way
+                await asyncio.sleep(period)
+
+
+def event(value: Any, name: str | None = None) -> bytes:
+    """An event with JSON as its data."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + dumps(value) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"  # the last event of OpenAI's streams

@@ -1,0 +1,189 @@
+"""llama-server's own endpoints for texts: /completion and /infill."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyggml.llm.generate.engine import Token
+from pyggml.llm.generate.generation import Generation
+from pyggml.llm.openai.request import piece
+from pyggml.llm.samplers import TextParams
+from pyggml.llm.samplers.params import OPTIONS
+
+from .engine_thread import Answering
+from .errors import HTTPError
+from .http import Json, event
+from .schemas import NativeBody
+from .service import Service, service_of, timings
+
+_STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
+
+
+async def completion(request: Request) -> Response:
+    """POST /completion."""
+    service = service_of(request)
+    return await _answered(request, service, await service.read(request, NativeBody.model_validate), _prompts)
+
+
+async def infill(request: Request) -> Response:
+    """POST /infill."""
+    service = service_of(request)
+    return await _answered(request, service, await service.read(request, NativeBody.model_validate), _infill_prompt)
+
+
+def _prompts(service: Service, body: NativeBody) -> list[list[int]]:
+    if body.prompt is None:
+        raise HTTPError(400, '"prompt" must be provided')
+    return service.prompts(body.prompt)
+
+
+def _infill_prompt(service: Service, body: NativeBody) -> list[list[int]]:
+    """The prompt of a text between two others, with other files before it. What is too long is cut: the prefix at its
+    beginning, the suffix at its end, other files first."""
+    if body.input_prefix is None or body.input_suffix is None:
+        missing = "input_prefix" if body.input_prefix is None else "input_suffix"
+        raise HTTPError(400, f'"{missing}" is required')
+    if body.prompt is not None and not isinstance(body.prompt, str):
+        raise HTTPError(400, '"prompt" must be a string')
+    vocab = service.model.vocab
+    extra: list[int] = []
+    for file in body.input_extra or ():
+        name, text = file.get("filename", "tmp"), file.get("text")
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise HTTPError(400, "input_extra: a file has a text and a filename")
+        if vocab.fim_sep is None:
+            extra += vocab.tokenize(text, False)
+        else:
+            extra += [vocab.fim_sep, *vocab.tokenize(f"{name}\n{text}", False)]
+    if vocab.fim_rep is not None and extra:
+        extra = [vocab.fim_rep, *vocab.tokenize("myproject\n", False), *extra]
+    ids = vocab.infill_ids(body.input_prefix, body.input_suffix)
+    ids += vocab.tokenize(body.prompt or "", False)
+    room = service.n_slot - len(ids) - max(body.given.get("n_predict", 0), 1)
+    n_before = len(vocab.before)
+    extra = extra[-room:] if 0 < room < len(extra) else extra if room > 0 else []
+    return [[*ids[:n_before], *extra, *ids[n_before:]]]
+
+
+async def _answered(request: Request, service: Service, body: NativeBody, prompts: Any) -> Response:
+    params = await service.prepared(lambda: service.params(body))
+    n_probs = body.n_probs if body.n_probs else None
+    n = body.n if body.n_cmpl is None else body.n_cmpl
+    answering = await service.begun(
+        lambda: service.generations(body, prompts(service, body), params, n_probs, n=1 if n is None else n)
+    )
+    answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
+    if body.stream:
+        return service.stream(answering, _events(answering, answers))
+    return Json(await service.whole(request, answering, _whole(answering, answers)))
+
+
+async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:
+    async for i, token in answering:
+        answers[i].take(token)
+    whole = [a.last() for a in answers]
+    return whole if len(whole) > 1 else whole[0]
+
+
+async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIterator[bytes]:
+    async for i, token in answering:
+        answer = answers[i]
+        answer.take(token)
+        if (part := answer.part(token)) is not None:
+            yield event(part)
+        if token.finish_reason is not None:
+            yield event(answer.last())
+
+
+class _Answer:
+    """Makes the answer to one prompt."""
+
+    def __init__(self, service: Service, body: NativeBody, params: TextParams, g: Generation, index: int) -> None:
+        self._service, self._body, self._params, self._g, self._index = service, body, params, g, index
+        self._text, self._tokens, self._probs = "", list[int](), list[dict[str, Any]]()
+
+    def take(self, token: Token) -> None:
+        """Read a token."""
+        self._text += token.text
+        if token.id >= 0 and token.finish_reason != "eog":
+            self._tokens.append(token.id)
+            if token.logprob is not None:
+                own = self._probability(token.id, token.logprob)
+                self._probs.append({**own, "top_logprobs": [self._probability(i, x) for i, x in token.top]})
+
+    def part(self, token: Token) -> dict[str, Any] | None:
+        """What can be shown now; None when a character is not whole yet."""
+        if not token.text:
+            return None
+        shown: dict[str, Any] = {
+            "index": self._index,
+            "content": self._text,
+            "tokens": self._tokens,
+            "stop": False,
+            "id_slot": self._g.seq,
+            "tokens_predicted": len(self._g.ids),
+            "tokens_evaluated": self._g.n_prompt,
+        }
+        if self._body.timings_per_token:
+            shown["timings"] = timings(self._g)
+        if self._probs:
+            shown["completion_probabilities"] = self._probs
+        self._text, self._tokens, self._probs = "", [], []
+        return shown
+
+    def last(self) -> dict[str, Any]:
+        """The whole answer, or the end of a stream."""
+        g, service, body = self._g, self._service, self._body
+        text = service.model.detokenize(g.ids)
+        shown: dict[str, Any] = {
+            "index": self._index,
+            "content": self._text,
+            "tokens": self._tokens if body.return_tokens else [],
+            "id_slot": g.seq,
+            "stop": True,
+            "model": service.name,
+            "tokens_predicted": len(g.ids),
+            "tokens_evaluated": g.n_prompt,
+            "generation_settings": settings(self._params, bool(body.stream), body.n_probs or 0),
+            "prompt": service.model.detokenize(g.source or g.prompt, unparse_special=True),
+            "has_new_line": "\n" in text,
+            "truncated": False,
+            "stop_type": _STOP_TYPES[g.finish_reason],
+            "stopping_word": g.stop_string,
+            "tokens_cached": g.n_done,
+            "timings": timings(g),
+        }
+        if self._probs and not body.stream:
+            shown["completion_probabilities"] = self._probs
+        return shown if not body.response_fields else _fields(shown, body.response_fields)
+
+    def _probability(self, token: int, logprob: float) -> dict[str, Any]:
+        data = piece(self._service.model, token)
+        return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}
+
+
+def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict[str, Any]:
+    """The options of a text, by llama-server's names."""
+    values: dict[str, Any] = {o.other_name or name: getattr(params, name) for name, o in OPTIONS.items()}
+    values |= {"n_predict": params.n_predict, "mirostat": values.pop("mirostat_mode"), "samplers": list(params.order)}
+    values |= {"seed": 0xFFFFFFFF if params.seed is None else params.seed, "stop": list(params.stops)}
+    values |= {"dry_sequence_breakers": list(params.dry_sequence_breakers), "grammar": params.grammar or ""}
+    values |= {"logit_bias": [[i, x if abs(x) < 1e300 else False] for i, x in params.logit_bias.items()]}
+    return {**values, "stream": stream, "n_probs": n_probs}
+
+
+def _fields(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The members that are asked for; of one with slashes, what is at the end of its path."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = shown
+        *path, last = name.split("/")
+        for key in [*path, last]:
+            value = value.get(key, shown) if isinstance(value, dict) else shown  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        if value is not shown:
+            found[last] = value
+    return found

@@ -1,0 +1,215 @@
+"""OpenAI's endpoints for texts: /v1/completions, /v1/chat/completions and /v1/models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pyggml.errors import SamplerError, whole
+from pyggml.llm.generate.generation import Generation
+from pyggml.llm.openai.chat import Chat, ChatAnswer, read_chat
+from pyggml.llm.openai.request import new_id
+from pyggml.llm.openai.text import CompletionAnswer, kind_of
+
+from .engine_thread import Answering
+from .errors import HTTPError
+from .http import DONE, Json, event
+from .schemas import ChatBody, CompletionBody, TextBody
+from .service import FINGERPRINT, Service, service_of, timings
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models."""
+    service = service_of(request)
+    model, hp = service.model, service.model.hparams
+    meta = {
+        "n_vocab": hp.n_vocab,
+        "n_ctx": service.n_slot,
+        "n_ctx_train": hp.n_ctx_train,
+        "n_embd": hp.n_embd,
+        "n_params": sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in model.tensors.values()),
+        "size": sum(t.nbytes for t in model.tensors.values()),
+    }
+    names = [name.strip() for name in service.options.alias.split(",") if name.strip()] or [service.name]
+    about = {"object": "model", "created": service.created, "owned_by": "pyggml"}
+    one = {"id": names[0], "aliases": names[1:], **about, "meta": meta}
+    return Json({"object": "list", "data": [one], "models": [{"name": names[0], "model": names[0]}]})
+
+
+# -- completions ------------------------------------------------------------------------------------------------------
+
+
+async def completions(request: Request) -> Response:
+    """POST /v1/completions."""
+    service = service_of(request)
+    body = await service.read(request, CompletionBody.model_validate)
+    answering = await service.begun(lambda: _completions(service, body))
+    id, echo, generations = new_id("cmpl"), bool(body.echo), answering.generations
+    texts = _texts(body.prompt, generations)
+    answers = [
+        CompletionAnswer(g, service.name, text, echo, body.suffix, i, id)
+        for i, (g, text) in enumerate(zip(generations, texts, strict=True))
+    ]
+    if body.stream:
+        return service.stream(answering, _completion_events(service, body, answering, answers))
+    return Json(await service.whole(request, answering, _whole_completion(service, answering, answers)))
+
+
+def _completions(service: Service, body: CompletionBody) -> list[Generation]:
+    model = service.model
+    if body.logprobs is not None:
+        whole("logprobs", body.logprobs, 0, error=SamplerError)
+    prompts = service.prompts("" if body.prompt is None else body.prompt)
+    if body.suffix:
+        given = cast("list[Any]", body.prompt if isinstance(body.prompt, list) else [body.prompt])
+        prompts = [model.vocab.infill_ids(p if isinstance(p, str) else "", body.suffix) for p in given]
+    kind = kind_of(model, bool(body.echo), body.logprobs)
+    return service.generations(body, prompts, service.params(body), body.logprobs, kind)
+
+
+def _texts(given: Any, generations: Sequence[Generation]) -> list[str]:
+    """The prompt of each generation as text: as it was given, or what its tokens spell."""
+    several = cast("list[Any]", given if isinstance(given, list) else [given])
+    if all(isinstance(text, str) for text in several):
+        n = len(generations) // len(several)
+        return [text for text in several for _ in range(n)]
+    return [g.ctx.model.detokenize(g.source or g.prompt, True) for g in generations]
+
+
+async def _whole_completion(service: Service, answering: Answering, answers: Sequence[CompletionAnswer]) -> Any:
+    parts: list[list[Any]] = [[] for _ in answers]
+    async for i, token in answering:
+        parts[i] += answers[i].parts(token)
+    made = [a.joined(p) for a, p in zip(answers, parts, strict=True)]
+    return _joined(service, answering, cast("Sequence[Mapping[str, Any]]", made))
+
+
+async def _completion_events(
+    service: Service, body: CompletionBody, answering: Answering, answers: Sequence[CompletionAnswer]
+) -> AsyncIterator[bytes]:
+    last: Any = None
+    async for i, token in answering:
+        for part in answers[i].parts(token):
+            last = part
+            yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
+    async for end in _ends(service, body, answering, last):
+        yield end
+
+
+# -- chats ------------------------------------------------------------------------------------------------------------
+
+
+async def chat_completions(request: Request) -> Response:
+    """POST /v1/chat/completions."""
+    service = service_of(request)
+    body = await service.read(request, ChatBody.model_validate)
+    answering, answers = await begin_chat(service, body)
+    if body.stream:
+        return service.stream(answering, _chat_events(service, body, answering, answers))
+    return Json(await service.whole(request, answering, whole_chat(service, answering, answers)))
+
+
+async def apply_template(request: Request) -> Response:
+    """POST /apply-template."""
+    service = service_of(request)
+    body = await service.read(request, ChatBody.model_validate)
+    return Json({"prompt": (await service.prepared(lambda: chat_of(service, body))).text})
+
+
+def chat_of(service: Service, body: ChatBody) -> Chat:
+    """The chat that a request asks for."""
+    if body.messages is None:
+        raise HTTPError(400, '"messages" is required')
+    variables = {**service.variables, **(body.chat_template_kwargs or {})}
+    if body.reasoning_effort == "none":
+        variables.setdefault("enable_thinking", False)
+    elif body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return read_chat(
+        service.model,
+        body.messages,
+        body.tools,
+        body.tool_choice,
+        body.response_format,
+        functions=body.functions,
+        function_call=body.function_call,
+        chat_template=service.template,
+        chat_template_kwargs=variables,
+    )
+
+
+@dataclass(frozen=True)
+class _Begun:
+    chat: Chat
+    generations: list[Generation]
+
+
+async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[ChatAnswer]]:
+    """Begin the answers to a chat."""
+
+    def make() -> _Begun:
+        chat = chat_of(service, body)
+        params = service.params(body)
+        if chat.constraint:
+            params = replace(params, **{"grammar": None, "json_schema": None, **chat.constraint})
+        params = replace(params, stop=(*chat.stop, *params.stops))
+        n_probs = (body.top_logprobs or 0) if body.logprobs else None
+        return _Begun(chat, service.generations(body, [chat.ids], params, n_probs))
+
+    begun = await service.prepared(make)
+    id = new_id("chatcmpl")
+    answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
+    return service.thread.submit(begun.generations), answers
+
+
+async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
+    """The answers when they have ended, as one object."""
+    async for i, token in answering:
+        answers[i].take(token)
+    return _joined(service, answering, cast("Sequence[Mapping[str, Any]]", [a.whole() for a in answers]))
+
+
+async def _chat_events(
+    service: Service, body: ChatBody, answering: Answering, answers: Sequence[ChatAnswer]
+) -> AsyncIterator[bytes]:
+    last: Any = None
+    for answer in answers:
+        last = answer.role()
+        yield event({**last, "system_fingerprint": FINGERPRINT})
+    async for i, token in answering:
+        for part in answers[i].parts(token):
+            yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
+    async for end in _ends(service, body, answering, last):
+        yield end
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _times(body: TextBody, part: Any, g: Generation) -> dict[str, Any]:
+    """The times of a text so far: in each part for those who want that, and otherwise in the last part."""
+    last = part["choices"][0]["finish_reason"] is not None
+    return {"timings": timings(g)} if body.timings_per_token or last else {}
+
+
+async def _ends(
+    service: Service, body: CompletionBody | ChatBody, answering: Answering, last: Any
+) -> AsyncIterator[bytes]:
+    if last is not None and body.stream_options is not None and body.stream_options.include_usage:
+        yield event({**last, "choices": [], "usage": service.usage(answering.generations)})
+    yield DONE
+
+
+def _joined(service: Service, answering: Answering, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several answers as one, with a choice for each."""
+    return {
+        **answers[0],
+        "choices": [choice for answer in answers for choice in answer["choices"]],
+        "usage": service.usage(answering.generations),
+        "system_fingerprint": FINGERPRINT,
+        "timings": timings(answering.generations[0]),
+    }

@@ -1,0 +1,56 @@
+"""Run the application by uvicorn until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from pyggml.errors import ModelError
+from pyggml.llm.model import Model
+
+from . import create_app, needs_extra
+from .options import ListenOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+
+def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: bool = False) -> None:
+    """Serve a model. SIGTERM and Ctrl-C end it: no further requests are taken, and answers under way have
+    `stop_seconds` to end before they are cut. Raises ModelError when a package is missing."""
+    try:
+        import uvicorn
+    except ImportError as e:
+        raise needs_extra(e) from None
+    if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
+        raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
+    app = create_app(model, options)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
+            await app(scope, receive, send)
+
+    uds = listen.host if listen.host.endswith(".sock") else None
+    where: dict[str, Any] = {"uds": uds} if uds else {"host": listen.host, "port": listen.port}
+    if listen.ssl_key_file is not None:
+        where |= {"ssl_keyfile": listen.ssl_key_file, "ssl_certfile": listen.ssl_cert_file}
+    config = uvicorn.Config(
+        application,
+        **where,
+        http="h11",  # it bounds the size of headers
+        ws="none",
+        lifespan="on",
+        log_level="info" if verbose else "warning",
+        access_log=verbose,
+        server_header=False,
+        timeout_graceful_shutdown=listen.stop_seconds,
+    )
+    scheme = "http" if listen.ssl_key_file is None else "https"
+    at = (
+        uds
+        or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
+    )
+    print(f"pyggml serves {model.path} at {at}", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run()

@@ -1,0 +1,184 @@
+"""The bodies of requests. What concerns the choice of tokens follows from `TextParams`, by all of its names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from pyggml.errors import SamplerError
+from pyggml.llm.samplers import TextOptions, TextParams, our_names, with_options
+from pyggml.llm.samplers.params import OPTIONS
+from pyggml.llm.vocab import Vocab
+
+_RANDOM = 0xFFFFFFFF  # llama.cpp's seed that stands for another seed each time
+_OTHER_TYPES: dict[str, Any] = {  # options that JSON has in more forms than Python
+    "logit_bias": Mapping[str, Any] | Sequence[Sequence[Any]],
+    "json_schema": Mapping[str, Any] | bool | str,
+}
+
+
+class Body(BaseModel):
+    """A JSON object. Members that are not known are ignored, as other servers do; null stands for a default."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The members that are given, without those that are null."""
+        return {k: v for k in self.model_fields_set if (v := getattr(self, k)) is not None}
+
+
+if TYPE_CHECKING:
+    Sampled = Body
+else:
+    _hints = get_type_hints(TextOptions) | {"n_predict": int} | _OTHER_TYPES
+    Sampled = create_model("Sampled", __base__=Body, **{name: (kind | None, None) for name, kind in _hints.items()})
+
+
+def sampling(body: Body, defaults: TextParams, vocab: Vocab) -> TextParams:
+    """How a request wants its text. Raises SamplerError for values out of range."""
+    ours = {k: v for k, v in our_names(_first_names(body.given)).items() if k in OPTIONS}
+    if "logit_bias" in ours:
+        ours["logit_bias"] = _biases(ours["logit_bias"], vocab)
+    if ours.get("seed") == _RANDOM:
+        ours["seed"] = None
+    for one, other in (("grammar", "json_schema"), ("json_schema", "grammar")):  # an empty one is none
+        if ours.get(one) == "":
+            ours[one] = None
+        elif ours.get(one) is not None:
+            ours.setdefault(other, None)
+    if isinstance(ours.get("json_schema"), bool):
+        ours["json_schema"] = {} if ours["json_schema"] else {"not": {}}
+    return with_options(defaults, ours)
+
+
+def _first_names(given: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's newer name of max_tokens, which counts more."""
+    if "max_completion_tokens" in given:
+        given["max_tokens"] = given["max_completion_tokens"]
+    if "max_tokens" in given:
+        given.pop("n_predict", None)
+    return given
+
+
+def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
+    """{token: bias}, from an object or a list of pairs; a text that is no number stands for all its tokens."""
+    pairs: list[Any] = list(cast("Mapping[str, Any]", given).items()) if isinstance(given, Mapping) else list(given)
+    found: dict[int, Any] = {}
+    for pair in pairs:
+        if len(pair) != 2 or not isinstance(pair[0], (int, str)):
+            raise SamplerError(f"logit_bias: a token and its bias are [token, bias], not {pair!r:.60}")
+        token, bias = pair
+        if isinstance(token, str) and not token.isdecimal():
+            found.update(dict.fromkeys(vocab.tokenize(token, False), bias))
+        else:
+            found[int(token)] = bias
+    return found
+
+
+class TextBody(Sampled):
+    """What all requests for texts have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    n: int | None = None
+    cache_prompt: bool | None = None
+    timings_per_token: bool | None = None
+    t_max_predict_ms: int | None = None
+    id_slot: int | None = None
+    lora: list[Any] | None = None
+    min_keep: int | None = None
+    post_sampling_probs: bool | None = None
+    max_completion_tokens: int | None = None
+
+
+class NativeBody(TextBody):
+    """/completion, /infill."""
+
+    prompt: Any = None
+    n_probs: int | None = None
+    n_cmpl: int | None = None
+    return_tokens: bool | None = None
+    response_fields: list[str] | None = None
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    input_extra: list[dict[str, Any]] | None = None
+
+
+class StreamOptions(Body):
+    """Of a stream."""
+
+    include_usage: bool | None = None
+
+
+class CompletionBody(TextBody):
+    """/v1/completions."""
+
+    prompt: Any = None
+    suffix: str | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChatBody(TextBody):
+    """/v1/chat/completions, /apply-template."""
+
+    messages: Any = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class TokenizeBody(Body):
+    """/tokenize."""
+
+    content: Any = ""
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """/detokenize."""
+
+    tokens: list[int]
+
+
+class EmbeddingBody(Body):
+    """/v1/embeddings, /embedding."""
+
+    model: str | None = None
+    input: Any = None
+    content: Any = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    embd_normalize: float | None = None
+
+
+class RerankBody(Body):
+    """/rerank."""
+
+    model: str | None = None
+    query: str | None = None
+    documents: list[str] | None = None
+    texts: list[str] | None = None
+    top_n: int | None = None
+    return_text: bool | None = None
+
+
+class Adapter(Body):
+    """An adapter and its scale."""
+
+    id: int
+    scale: float

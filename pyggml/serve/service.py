@@ -1,0 +1,246 @@
+"""What all endpoints share: the model, its engine, and the way from a request to generations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from pyggml import __version__, limits
+from pyggml.errors import ModelError, whole
+from pyggml.llm.context import LlamaContext
+from pyggml.llm.generate.generation import (
+    Generation,
+    StoppingCriteria,
+    TextRequest,
+    sizes_to_encode,
+    source_and_prompt,
+)
+from pyggml.llm.generate.templates import find_template
+from pyggml.llm.model import Model
+from pyggml.llm.options import ContextOptions
+from pyggml.llm.samplers import TextParams
+from pyggml.types import Floats
+
+from .engine_thread import Answering, EngineThread
+from .errors import HTTPError, of_request, too_long
+from .http import EventStream, event, json_object, until_gone
+from .options import ServeOptions
+from .schemas import TextBody, sampling
+
+T = TypeVar("T")
+FINGERPRINT = f"pyggml-{__version__}"
+_N_CTX = 4096  # cells of a slot when nobody says how many
+
+
+class Service:
+    """A model that is served.
+
+    name      of the model, in answers
+    n_slot    tokens that a slot has room for; 0 when no texts are continued
+    template  of chats
+    """
+
+    def __init__(self, model: Model, options: ServeOptions) -> None:
+        self.model, self.options = model, options
+        self.name = options.alias.split(",")[0] or model.path
+        self.created = int(time.time())
+        self.variables = options.template_variables
+        self.template = find_template(options.template, model.kv)
+        self.loras = model.loras
+        self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
+        self.thread = EngineThread(self._context(), options.n_queue)
+
+    def _n_slot(self) -> int:
+        o, trained = self.options, self.model.hparams.n_ctx_train
+        n = o.n_ctx // o.n_parallel if o.n_ctx else min(trained, _N_CTX)
+        if n < 2:
+            raise ModelError(f"n_ctx = {o.n_ctx}: {o.n_parallel} slots have no room in it")
+        return n
+
+    def _context(self) -> LlamaContext | None:
+        if not self.n_slot:
+            return None
+        options = cast(ContextOptions, {**self.options.context, "n_seq_max": self.options.n_parallel})
+        if self.model.decoder_start is not None:
+            options.update(sizes_to_encode(self.n_slot))
+        ctx = LlamaContext(self.model, self.n_slot * self.options.n_parallel, **options)
+        if self.options.lora_init_without_apply:
+            ctx.set_loras([(lora, 0.0) for lora, _ in self.loras])
+        return ctx
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    async def read(self, request: Request, kind: Callable[[dict[str, Any]], T]) -> T:
+        """The body of a request, read by a schema."""
+        given = await json_object(request, self.options.timeout)
+        try:
+            return kind(given)
+        except Exception as e:
+            raise of_request(e) from e
+
+    async def prepared(self, make: Callable[[], T]) -> T:
+        """The result of a function that may take long, which runs in a thread beside the event loop. Raises HTTPError
+        for what the request is to blame for."""
+        try:
+            return await run_in_threadpool(make)
+        except Exception as e:
+            raise of_request(e) from e
+
+    async def begun(self, make: Callable[[], Sequence[Generation]]) -> Answering:
+        """The generations that `make` prepares, handed to the engine."""
+        return self.thread.submit(await self.prepared(make))
+
+    def params(self, body: TextBody) -> TextParams:
+        """How a request wants its text. Raises HTTPError for an option that there is not."""
+        refused = {
+            "lora: adapters of a single request are not supported; POST /lora-adapters": body.lora,
+            "min_keep is not supported": body.min_keep,
+            "post_sampling_probs is not supported": body.post_sampling_probs,
+        }
+        for why, given in refused.items():
+            if given:
+                raise HTTPError(501, why)
+        return sampling(body, self.options.defaults, self.model.vocab)
+
+    def generations(
+        self,
+        body: TextBody,
+        prompts: Sequence[Sequence[int]],
+        params: TextParams,
+        n_probs: int | None,
+        kind: type[Generation] = Generation,
+        n: int | None = None,
+    ) -> list[Generation]:
+        """`n` generations of each prompt. Raises HTTPError for a prompt that does not fit, and what a chain raises."""
+        if not self.n_slot:
+            raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
+        n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
+        if not 0 < len(prompts) * n <= limits.REQUEST_TEXTS:
+            raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(prompts) * n}")
+        self.thread.check_room(len(prompts) * n)  # before grammars are compiled
+        made: list[Generation] = []
+        for ids in prompts:
+            self._check(ids)
+            source, prompt = source_and_prompt(self.model, list(ids))
+            for i in range(n):
+                seed = params.seed if params.seed is None or params.seed < 0 else params.seed + i
+                text = TextRequest(prompt, replace(params, seed=seed), source, n_probs, kind=kind)
+                text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body))
+                n_cells = self.n_slot if params.n_predict < 0 else min(self.n_slot, len(prompt) + params.n_predict)
+                ctx = self.thread.ctx
+                assert ctx is not None
+                made.append(text.start(ctx, max(n_cells, len(prompt))))
+        return made
+
+    def _check(self, ids: Sequence[int]) -> None:
+        n_vocab = self.model.hparams.n_vocab
+        if not ids:
+            raise HTTPError(400, "the prompt is empty")
+        if len(ids) >= self.n_slot:
+            raise too_long(len(ids), self.n_slot)
+        if bad := next((t for t in ids if not 0 <= t < n_vocab), None):
+            raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
+
+    def _stopping(self, body: TextBody) -> Sequence[StoppingCriteria]:
+        ms = body.t_max_predict_ms or 0
+        return [_time_limit(self, ms)] if ms > 0 else ()
+
+    # -- prompts ----------------------------------------------------------------------------------------------------
+
+    def prompts(self, given: Any) -> list[list[int]]:
+        """The tokens of one prompt or several: text, tokens, a list that mixes the two, {"prompt_string": text}, or a
+        list of these."""
+        if isinstance(given, list):
+            items = cast("list[Any]", given)
+            if any(isinstance(x, int) for x in items) or not items:
+                return [self._mixed(items)]
+            return [ids for item in items for ids in self.prompts(item)]
+        if isinstance(given, dict):
+            members = cast("dict[str, Any]", given)
+            if members.get("multimodal_data"):
+                raise HTTPError(501, "multimodal_data: pictures and sound are not supported")
+            given = members.get("prompt_string")
+        if not isinstance(given, str):
+            raise HTTPError(400, "prompt must be text, tokens, or a list of them")
+        return [self.model.tokenize(given, True, True)]
+
+    def _mixed(self, items: Sequence[Any]) -> list[int]:
+        ids: list[int] = []
+        for i, item in enumerate(items):
+            if isinstance(item, str):
+                ids += self.model.tokenize(item, i == 0, True)
+            elif isinstance(item, int) and not isinstance(item, bool):
+                ids.append(item)
+            else:
+                raise HTTPError(400, f"prompt: a list has texts and tokens, not {item!r:.60}")
+        return ids
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    async def whole(self, request: Request, answering: Answering, answer: Awaitable[T]) -> T:
+        """An answer that is made of all tokens; they end when the client leaves."""
+        try:
+            return await until_gone(request, answer)
+        finally:
+            answering.close()
+
+    def stream(
+        self,
+        answering: Answering,
+        events: AsyncIterator[bytes],
+        failed: Callable[[HTTPError], bytes] = lambda e: event(e.json),
+    ) -> EventStream:
+        """An answer in parts, as tokens come."""
+        return EventStream(events, answering.close, self.options.sse_ping_interval, self.options.timeout, failed)
+
+    def usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """The tokens of answers to one prompt or several; a prompt counts once."""
+        prompts = {id(g.prompt): g for g in generations}.values()
+        n_prompt, n = sum(g.n_prompt for g in prompts), sum(len(g.ids) for g in generations)
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n,
+            "total_tokens": n_prompt + n,
+            "prompt_tokens_details": {"cached_tokens": sum(g.n_past for g in prompts)},
+        }
+
+
+def service_of(request: Request) -> Service:
+    """The service that a request came to."""
+    return request.app.state.service
+
+
+def timings(g: Generation) -> dict[str, Any]:
+    """The times of a text, by llama-server's names."""
+    t = g.timings
+    parts = {"prompt": (t.n_prompt, t.prompt), "predicted": (len(g.ids), t.eval + t.sample)}
+    shown: dict[str, Any] = {"cache_n": g.n_past}
+    for name, (n, seconds) in parts.items():
+        shown |= {
+            f"{name}_n": n,
+            f"{name}_ms": seconds * 1e3,
+            f"{name}_per_token_ms": seconds * 1e3 / n if n else 0.0,
+            f"{name}_per_second": n / seconds if seconds > 0 else 0.0,
+        }
+    return shown
+
+
+def _time_limit(service: Service, ms: int) -> StoppingCriteria:
+    """Ends a text that has a new line and takes longer than this since its first token."""
+    vocab, begun, lines = service.model.vocab, list[float](), list[bool]()
+
+    def stop(ids: np.ndarray, logits: Floats) -> bool:
+        now = time.monotonic()
+        if not begun:
+            begun.append(now)
+        if not lines and b"\n" in vocab.token_to_piece(int(ids[-1])):
+            lines.append(True)
+        return bool(lines) and now - begun[0] > ms / 1e3
+
+    return stop

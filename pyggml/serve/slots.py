@@ -1,0 +1,263 @@
+"""What goes on in the server: /health, /props, /metrics, /slots and /lora-adapters."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from pyggml.llm.context import LlamaContext
+from pyggml.llm.generate.generation import Generation, TextRequest
+from pyggml.llm.samplers import TextParams
+from pyggml.llm.state.save_load import load_seq_tokens, save_seq
+
+from .errors import HTTPError, of_generation, of_request
+from .http import Json, json_body, json_object
+from .native import settings
+from .schemas import Adapter
+from .service import FINGERPRINT, Service, service_of
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
+
+
+async def health(request: Request) -> Response:
+    """GET /health."""
+    if service_of(request).thread.stopped:
+        raise HTTPError(503, "the server is stopping")
+    return Json({"status": "ok"})
+
+
+async def props(request: Request) -> Response:
+    """GET and POST /props."""
+    service = service_of(request)
+    if request.method == "POST":
+        if not service.options.props:
+            raise HTTPError(501, "This server does not support changing global properties. Start it with `--props`")
+        await json_object(request, service.options.timeout)
+        return Json({"success": True})
+    defaults = {"params": settings(service.options.defaults), "n_ctx": service.n_slot}
+    return Json(
+        {
+            "default_generation_settings": defaults,
+            "total_slots": service.thread.n_slots,
+            "model_alias": service.name,
+            "model_path": service.model.path,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": service.template.source,
+            "bos_token": _token(service, service.model.vocab.bos),
+            "eos_token": _token(service, service.model.vocab.eos),
+            "build_info": FINGERPRINT,
+            "is_sleeping": False,
+        }
+    )
+
+
+def _token(service: Service, token: int | None) -> str:
+    return "" if token is None else service.model.vocab.text(token)
+
+
+async def metrics(request: Request) -> Response:
+    """GET /metrics, in Prometheus' text format."""
+    service = service_of(request)
+    if not service.options.metrics:
+        raise HTTPError(501, "This server does not support metrics endpoint. Start it with `--metrics`")
+    thread = service.thread
+    c = thread.counts
+    n_busy = sum(not slot.ended for slot in tuple(thread.engine.slots)) if thread.engine is not None else 0
+    rows: list[tuple[str, str, str, float]] = [
+        ("prompt_tokens_total", "counter", "Number of prompt tokens processed.", c.n_prompt),
+        ("prompt_seconds_total", "counter", "Prompt process time", c.prompt_seconds),
+        ("tokens_predicted_total", "counter", "Number of generation tokens processed.", c.n_predicted),
+        ("tokens_predicted_seconds_total", "counter", "Predict process time", c.predicted_seconds),
+        ("n_decode_total", "counter", "Total number of decodes", c.n_steps),
+        ("n_tokens_max", "counter", "Largest observed n_tokens.", c.n_tokens_max),
+        ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per decode", _ratio(c.n_busy, c.n_steps)),
+        (
+            "prompt_tokens_seconds",
+            "gauge",
+            "Average prompt throughput in tokens/s.",
+            _ratio(c.n_prompt, c.prompt_seconds),
+        ),
+        (
+            "predicted_tokens_seconds",
+            "gauge",
+            "Average generation throughput in tokens/s.",
+            _ratio(c.n_predicted, c.predicted_seconds),
+        ),
+        ("requests_processing", "gauge", "Number of requests processing.", n_busy),
+        ("requests_deferred", "gauge", "Number of requests deferred.", thread.n_waiting),
+    ]
+    lines = [
+        f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value:.9g}\n"
+        for name, kind, help, value in rows
+    ]
+    return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+# -- slots ------------------------------------------------------------------------------------------------------------
+
+
+async def slots(request: Request) -> Response:
+    """GET /slots."""
+    service = service_of(request)
+    if not service.options.slots:
+        raise HTTPError(501, "This server does not support slots endpoint. Start it with `--slots`")
+    shown = await service.thread.call(lambda: [_slot(service, i) for i in range(service.thread.n_slots)])
+    if request.query_params.get("fail_on_no_slot") and all(s["is_processing"] for s in shown):
+        raise HTTPError(503, "no slot available")
+    return Json(shown)
+
+
+def _slot(service: Service, seq: int) -> dict[str, Any]:
+    engine = service.thread.engine
+    assert engine is not None
+    slot = engine.slots[seq] if seq < len(engine.slots) else None
+    shown: dict[str, Any] = {"id": seq, "n_ctx": service.n_slot, "speculative": False, "is_processing": False}
+    if slot is None:
+        return shown
+    g = slot.generation
+    params = g.chain.params
+    busy = not slot.ended
+    shown |= {"is_processing": busy, "n_prompt_tokens": g.n_prompt, "n_prompt_tokens_cache": g.n_past}
+    if isinstance(params, TextParams):
+        shown["params"] = settings(params)
+    left = -1 if g.n_predict < 0 else max(g.n_predict - len(g.ids), 0)
+    return {**shown, "next_token": [{"has_next_token": busy, "n_remain": left, "n_decoded": len(g.ids)}]}
+
+
+async def slot_action(request: Request) -> Response:
+    """POST /slots/{id}?action=save, restore or erase: as soon as nothing is under way in that slot."""
+    service = service_of(request)
+    actions: Mapping[str, Callable[[Service, int, str], dict[str, Any]]] = {
+        "save": _save,
+        "restore": _restore,
+        "erase": _erase,
+    }
+    action = actions.get(name := request.query_params.get("action", ""))
+    if action is None:
+        raise HTTPError(400, "Invalid action: it is one of save, restore, erase")
+    text = request.path_params["id"]
+    if not text.isdecimal() or not int(text) < service.thread.n_slots:
+        raise HTTPError(400, f"Invalid slot ID: there are 0 to {service.thread.n_slots - 1}")
+    seq, path = int(text), ""
+    if name != "erase":
+        folder = service.options.slot_save_path
+        if folder is None:
+            raise HTTPError(501, "This server does not support slots action. Start it with `--slot-save-path`")
+        file = (await json_object(request, service.options.timeout)).get("filename")
+        if not isinstance(file, str) or not _NAME.fullmatch(file):
+            raise HTTPError(400, "Invalid filename")
+        path = str(Path(folder) / file)
+    try:
+        return Json(await service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq)))
+    except Exception as e:
+        raise (of_generation if name == "save" else of_request)(e) from e  # a full disk is not the client's fault
+
+
+def _busy(service: Service, seq: int) -> bool:
+    engine = service.thread.engine
+    return engine is not None and seq < len(engine.slots) and not engine.slots[seq].ended
+
+
+def _held(service: Service, seq: int) -> list[int]:
+    """The tokens that a slot has evaluated."""
+    engine = service.thread.engine
+    if engine is None or seq >= len(engine.slots):
+        return []
+    slot = engine.slots[seq]
+    return slot.text[: slot.generation.n_done]
+
+
+def _hold(service: Service, seq: int, tokens: list[int]) -> None:
+    engine = service.thread.engine
+    assert engine is not None
+    engine.hold(seq, _not_running(service, tokens))
+
+
+def _not_running(service: Service, tokens: list[int]) -> Generation:
+    ctx = service.thread.ctx
+    assert ctx is not None
+    return TextRequest(tokens, TextParams(n_predict=0)).start(ctx, len(tokens))
+
+
+def _save(service: Service, seq: int, path: str) -> dict[str, Any]:
+    start, tokens = perf_counter(), _held(service, seq)
+    save_seq(_context(service), path, seq, tokens)
+    about = {"id_slot": seq, "filename": os.path.basename(path), "n_saved": len(tokens)}
+    return {**about, "n_written": os.path.getsize(path), "timings": {"save_ms": (perf_counter() - start) * 1e3}}
+
+
+def _restore(service: Service, seq: int, path: str) -> dict[str, Any]:
+    start = perf_counter()
+    if not os.path.isfile(path):
+        raise HTTPError(400, "Unable to restore slot, no available space in KV cache or invalid slot save file")
+    size = os.path.getsize(path)
+    tokens = load_seq_tokens(_context(service), path, seq)
+    if len(tokens) > service.n_slot:
+        _context(service).memory.seq_rm(seq)
+        _hold(service, seq, [])
+        raise HTTPError(400, f"the file has {len(tokens)} tokens, a slot has room for {service.n_slot}")
+    _hold(service, seq, tokens)
+    about = {"id_slot": seq, "filename": os.path.basename(path), "n_restored": len(tokens), "n_read": size}
+    return {**about, "timings": {"restore_ms": (perf_counter() - start) * 1e3}}
+
+
+def _erase(service: Service, seq: int, path: str) -> dict[str, Any]:
+    n = len(_held(service, seq))
+    _context(service).memory.seq_rm(seq)
+    _hold(service, seq, [])
+    return {"id_slot": seq, "n_erased": n}
+
+
+def _context(service: Service) -> LlamaContext:
+    ctx = service.thread.ctx
+    assert isinstance(ctx, LlamaContext)
+    return ctx
+
+
+# -- adapters ---------------------------------------------------------------------------------------------------------
+
+
+async def lora_adapters(request: Request) -> Response:
+    """GET and POST /lora-adapters. New scales count from when no text is under way; then all slots forget theirs."""
+    service = service_of(request)
+    if not service.n_slot:
+        return Json([])
+    if request.method == "GET":
+        return Json(await service.thread.call(lambda: _adapters(service)))
+    given = await json_body(request, service.options.timeout)
+    if not isinstance(given, list):
+        raise HTTPError(400, "Request body must be an array")
+    try:
+        asked = [Adapter.model_validate(x) for x in given]  # pyright: ignore[reportUnknownVariableType]
+        for a in asked:
+            if not 0 <= a.id < len(service.loras):
+                raise HTTPError(400, f"there is no adapter {a.id}")
+        scales = {a.id: a.scale for a in asked}
+        await service.thread.call(lambda: _adapt(service, scales), drains=True)
+    except Exception as e:
+        raise of_request(e) from e
+    return Json({"success": True})
+
+
+def _adapters(service: Service) -> list[dict[str, Any]]:
+    scales = {id(lora): scale for lora, scale in _context(service).loras}
+    return [
+        {"id": i, "path": lora.path, "scale": scales.get(id(lora), 0.0)} for i, (lora, _) in enumerate(service.loras)
+    ]
+
+
+def _adapt(service: Service, scales: Mapping[int, float]) -> None:
+    _context(service).set_loras([(lora, scales.get(i, 0.0)) for i, (lora, _) in enumerate(service.loras)])
+    for seq in range(service.thread.n_slots):
+        _erase(service, seq, "")

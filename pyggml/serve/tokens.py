@@ -1,0 +1,44 @@
+"""/tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .http import Json
+from .schemas import DetokenizeBody, TokenizeBody
+from .service import Service, service_of
+
+
+async def tokenize(request: Request) -> Response:
+    """POST /tokenize."""
+    service = service_of(request)
+    body = await service.read(request, TokenizeBody.model_validate)
+    return Json({"tokens": await service.prepared(lambda: _tokens(service, body))})
+
+
+def _tokens(service: Service, body: TokenizeBody) -> list[Any]:
+    vocab = service.model.vocab
+    if isinstance(body.content, str):
+        ids = vocab.tokenize(body.content, bool(body.add_special), body.parse_special is not False)
+    else:
+        (ids,) = service.prompts(body.content or [""])[:1]
+    if not body.with_pieces:
+        return list(ids)
+    return [{"id": i, "piece": _piece(vocab.token_to_piece(i, special=True))} for i in ids]
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return list(data)
+
+
+async def detokenize(request: Request) -> Response:
+    """POST /detokenize."""
+    service = service_of(request)
+    body = await service.read(request, DetokenizeBody.model_validate)
+    return Json({"content": await service.prepared(lambda: service.model.detokenize(body.tokens, False, True))})

@@ -1,0 +1,215 @@
+"""The packages of OpenAI and Anthropic, and others, against a server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import anthropic
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from .conftest import KEY, process
+
+Served = tuple[str, "subprocess.Popen[bytes]"]
+HI: Any = [{"role": "user", "content": "Tell me of a fox."}]
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served[0]}/v1", api_key=KEY, max_retries=0) as c:
+        yield c
+
+
+class Where(BaseModel):
+    city: Literal["Ulm", "Rom"]
+
+
+def test_openai_texts(client: openai.OpenAI) -> None:
+    got = client.completions.create(model="x", prompt="Once upon a time", max_tokens=5, temperature=0, logprobs=1)
+    assert got.choices[0].text and got.choices[0].logprobs and len(got.choices[0].logprobs.tokens or ()) == 5
+    stream = client.completions.create(model="x", prompt="Once upon a time", max_tokens=5, temperature=0, stream=True)
+    assert "".join(part.choices[0].text for part in stream) == got.choices[0].text
+    assert [m.id for m in client.models.list()] == ["tales"]
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    options: Any = {"model": "x", "messages": HI, "max_tokens": 6, "temperature": 0}
+    whole = client.chat.completions.create(**options, logprobs=True, top_logprobs=2, n=2, seed=1)
+    assert whole.choices[0].message.content == whole.choices[1].message.content and whole.usage
+    assert whole.choices[0].logprobs and len((whole.choices[0].logprobs.content or [])[0].top_logprobs) == 2
+    parts = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    said = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert said == whole.choices[0].message.content and parts[-1].usage and parts[-1].usage.completion_tokens == 6
+
+
+def test_openai_tools_and_structured_output(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "go", "parameters": Where.model_json_schema()}}
+    options: Any = {"model": "x", "messages": HI, "max_tokens": 60, "temperature": 0, "frequency_penalty": 9}
+    called = client.chat.completions.create(**options, tools=[tool], tool_choice="required")
+    (call,) = called.choices[0].message.tool_calls or ()
+    assert call.type == "function" and Where.model_validate_json(call.function.arguments)
+    parsed = client.chat.completions.parse(**options, response_format=Where)
+    assert isinstance(parsed.choices[0].message.parsed, Where)
+    more = {"frequency_penalty": 9}
+    answer = client.responses.parse(model="x", input=HI, text_format=Where, temperature=0, extra_body=more)
+    assert answer.status == "completed" and isinstance(answer.output_parsed, Where)
+
+
+def test_openai_responses(client: openai.OpenAI) -> None:
+    whole = client.responses.create(model="x", input=HI, instructions="Be brief.", max_output_tokens=6, temperature=0)
+    with client.responses.stream(
+        model="x", input=HI, instructions="Be brief.", max_output_tokens=6, temperature=0
+    ) as stream:
+        events: list[Any] = list(stream)
+    assert events[0].type == "response.created" and events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text != ""
+    said = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert said == whole.output_text and [e.sequence_number for e in events] == list(range(len(events)))
+
+
+def test_openai_embeddings_and_errors(client: openai.OpenAI, served: Served) -> None:
+    got = client.embeddings.create(model="x", input=["a dog", "a cat"])  # asks for base64
+    plain = client.embeddings.create(model="x", input="a dog", encoding_format="float")
+    assert got.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
+    with (
+        openai.OpenAI(base_url=f"{served[0]}/v1", api_key="no") as stranger,
+        pytest.raises(openai.AuthenticationError, match="Invalid API Key"),
+    ):
+        stranger.completions.create(model="x", prompt="y")
+    with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
+        client.completions.create(model="x", prompt="a b c d " * 400)
+
+
+def test_anthropic(served: Served) -> None:
+    with anthropic.Anthropic(base_url=served[0], api_key=KEY, max_retries=0) as client:
+        ask_anthropic(client)
+
+
+def ask_anthropic(client: anthropic.Anthropic) -> None:
+    options: Any = {
+        "model": "x",
+        "messages": HI,
+        "max_tokens": 6,
+        "system": "Be brief.",
+        "extra_body": {"temperature": 0},
+    }
+    whole = client.messages.create(**options)
+    assert whole.stop_reason == "max_tokens" and whole.usage.output_tokens == 6
+    with client.messages.stream(**options) as stream:
+        assert "".join(stream.text_stream) == whole.content[0].text != ""  # pyright: ignore
+        assert stream.get_final_message().stop_reason == "max_tokens"
+    tool: Any = {"name": "go", "description": "d", "input_schema": Where.model_json_schema()}
+    options |= {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 60}
+    options["extra_body"] = {"temperature": 0, "frequency_penalty": 9}  # of white space between the parts of JSON
+    with client.messages.stream(**options) as stream:
+        used = stream.get_final_message()
+    assert (
+        used.stop_reason == "tool_use"
+        and used.content[-1].type == "tool_use"
+        and Where.model_validate(used.content[-1].input)
+    )
+    n = client.messages.count_tokens(model="x", messages=HI, system="Be brief.").input_tokens
+    assert n == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.BadRequestError, match="exceeds the available"):
+        client.messages.create(model="x", max_tokens=5, messages=[{"role": "user", "content": "a b c " * 500}])
+
+
+def descriptors(p: subprocess.Popen[bytes]) -> int:
+    return len(os.listdir(f"/proc/{p.pid}/fd"))
+
+
+def test_requests_leave_nothing_behind(served: Served) -> None:
+    """200 requests, some of which break off while they stream."""
+    url, p = served
+    headers = {"Authorization": f"Bearer {KEY}"}
+    body = {"prompt": "Once", "n_predict": 2}
+    with httpx.Client(headers=headers) as c:
+        c.post(f"{url}/completion", json=body)
+        before = descriptors(p)
+        for i in range(180):
+            assert c.post(f"{url}/completion", json=body).status_code == 200, i
+    for _ in range(20):
+        with (
+            httpx.Client(headers=headers) as c,
+            c.stream("POST", f"{url}/completion", json={"prompt": "Once", "stream": True, "ignore_eos": True}) as r,
+        ):
+            next(r.iter_bytes())
+    with httpx.Client(headers=headers) as c:
+        for _ in range(100):
+            if not any(s["is_processing"] for s in c.get(f"{url}/slots").json()) and descriptors(p) <= before + 1:
+                break
+            time.sleep(0.02)
+        assert descriptors(p) <= before + 1
+        lines = c.get(f"{url}/metrics").text
+        assert "llamacpp:requests_processing 0" in lines and "llamacpp:requests_deferred 0" in lines
+
+
+def raw(url: str, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=5) as s:
+        s.sendall(data)
+        return s.recv(4096)
+
+
+def test_what_is_no_http(served: Served) -> None:
+    url, _ = served
+    assert raw(url, b"\x16\x03\x01 nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
+    assert raw(url, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n")[:12] == b"HTTP/1.1 400"
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as s:  # half a request, and gone
+        s.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
+    with process("-c", 512, "-np", 1, "--stop-seconds", 10) as (url, p):
+        with httpx.stream(
+            "POST", f"{url}/completion", json={"prompt": "Once", "n_predict": 300, "ignore_eos": True, "stream": True}
+        ) as r:
+            lines = r.iter_lines()
+            next(lines)
+            p.send_signal(signal.SIGTERM)
+            last = [json.loads(line[6:]) for line in lines if line.startswith("data: ")][-1]
+        assert last["stop"] is True and last["tokens_predicted"] == 300
+        assert p.wait(10) in (0, -signal.SIGTERM)
+        assert p.stderr is not None and b"Traceback" not in p.stderr.read()
+
+
+def test_ctrl_c_cuts_at_the_deadline() -> None:
+    with process("-c", 65536, "-np", 1, "--stop-seconds", 0) as (url, p):
+        body = {"prompt": "Once", "ignore_eos": True, "stream": True}
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream("POST", f"{url}/completion", json=body, timeout=30) as r,
+        ):
+            lines = r.iter_lines()
+            next(lines)
+            p.send_signal(signal.SIGINT)
+            list(lines)
+        assert p.wait(10) == 130 and p.stderr is not None
+        assert b"Traceback" not in p.stderr.read()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s.sock")
+    command = [sys.executable, "-m", "pyggml", "serve", "-np", "1", "--host", path]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as p:
+        try:
+            for _ in range(200):
+                with socket.socket(socket.AF_UNIX) as s:
+                    if s.connect_ex(path) == 0:
+                        break
+                time.sleep(0.05)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as c:
+                assert c.get("http://x/health").json() == {"status": "ok"}
+        finally:
+            p.kill()

@@ -1,0 +1,344 @@
+"""What clients may do wrong, and clients that leave: each gets its error, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+import pyggml as gg
+from pyggml import limits
+from pyggml.errors import ModelError
+from pyggml.llm.generate.generation import TextRequest
+from pyggml.llm.samplers import TextParams
+from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.engine_thread import EngineThread
+
+COMPLETION, CHAT = "/completion", "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "says"),
+    [
+        (COMPLETION, b"{", 400, "no JSON"),
+        (COMPLETION, b"", 400, "no JSON"),
+        (COMPLETION, b'{"prompt": "\xff"}', 400, "not UTF-8"),
+        (COMPLETION, b"[" * 100_000, 400, "nested too deep"),
+        (COMPLETION, b'{"prompt": NaN}', 400, "NaN"),
+        (COMPLETION, b'{"seed": ' + b"9" * 5000 + b"}", 400, "no JSON"),
+        (COMPLETION, [], 400, "must be a JSON object"),
+        (COMPLETION, {}, 400, '"prompt" must be provided'),
+        (COMPLETION, {"prompt": 3}, 400, "prompt must be text"),
+        (COMPLETION, {"prompt": []}, 400, "the prompt is empty"),
+        (COMPLETION, {"prompt": [1, 99999]}, 400, "token 99999 is none of the 2048"),
+        (COMPLETION, {"prompt": [1, -1]}, 400, "token -1"),
+        (COMPLETION, {"prompt": [1, None]}, 400, "prompt: a list has texts and tokens"),
+        (COMPLETION, {"prompt": {"prompt_string": "x", "multimodal_data": ["AA=="]}}, 501, "multimodal_data"),
+        (COMPLETION, {"prompt": "x", "temperature": "hot"}, 400, "temperature: Input should be a valid number"),
+        (COMPLETION, {"prompt": "x", "temperature": 1e99}, 400, "temp must be a finite number"),
+        (COMPLETION, {"prompt": "x", "n_predict": 10**30}, 400, "64 bits"),
+        (COMPLETION, {"prompt": "x", "top_p": 2}, 400, "top_p must be from 0 to 1"),
+        (COMPLETION, {"prompt": "x", "grammar": "root ::= ("}, 400, "grammar"),
+        (COMPLETION, {"prompt": "x", "json_schema": {"type": "fog"}}, 400, "fog"),
+        (COMPLETION, {"prompt": "x", "logit_bias": [[1]]}, 400, "logit_bias"),
+        (COMPLETION, {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "99999"),
+        (COMPLETION, {"prompt": "x", "stop": [""]}, 400, "stop string"),
+        (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
+        (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
+        (COMPLETION, {"prompt": "x", "n_cmpl": 10**9}, 400, "n must be"),
+        (COMPLETION, {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, 501, "lora"),
+        (COMPLETION, {"prompt": "x y " * 600}, 400, "exceeds the available context size (512 tokens)"),
+        (CHAT, {}, 400, '"messages" is required'),
+        (CHAT, {"messages": "hi"}, 400, "messages must be a list"),
+        (CHAT, {"messages": [{"content": "x"}]}, 400, "messages[0] has no role"),
+        (CHAT, {"messages": [], "tool_choice": "required"}, 400, "needs tools"),
+        (CHAT, {"messages": [], "tools": [{"type": "function"}]}, 400, "tools[0]"),
+        (CHAT, {"messages": [], "response_format": {"type": "poem"}}, 400, "poem"),
+        ("/tokenize", {"content": 3}, 400, "prompt must be text"),
+        ("/detokenize", {"tokens": ["x"]}, 400, "tokens.0"),
+        ("/detokenize", {"tokens": [99999]}, 400, "99999"),
+        ("/v1/embeddings", {}, 400, '"input" or "content"'),
+        ("/v1/embeddings", {"input": []}, 400, "0 tokens"),
+        ("/v1/embeddings", {"input": "x", "encoding_format": "int4"}, 400, "float or base64"),
+        ("/v1/responses", {"input": [{"type": "computer"}]}, 400, "computer"),
+        ("/v1/responses", {"input": "x", "tools": [{"type": "web_search"}]}, 400, "web_search"),
+        ("/v1/messages", {"messages": []}, 400, "max_tokens"),
+        ("/rerank", {"query": "q"}, 400, '"documents"'),
+        ("/slots/x?action=erase", {}, 400, "slot"),
+        ("/no/such", {}, 404, "Not Found"),
+    ],
+)
+def test_errors_are_named(client: TestClient, path: str, body: Any, code: int, says: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    r = client.post(path, content=data, headers={"content-type": "application/json"})
+    error = r.json()["error"]
+    assert r.status_code == code and says in error["message"], r.text
+    if "messages" not in path:
+        assert error["code"] == code and error["type"]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_pictures_and_sound_are_refused_by_name(client: TestClient, kind: str) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": kind, kind: {}}]}]}
+    r = client.post(CHAT, json=body)
+    assert r.status_code == 400 and kind in r.json()["error"]["message"]
+
+
+def test_methods_and_long_bodies(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.get(COMPLETION).status_code == 405
+    monkeypatch.setattr(limits, "REQUEST_BYTES", 100)
+    r = client.post(COMPLETION, json={"prompt": "x" * 100})
+    assert r.status_code == 413 and "longer than 100 bytes" in r.json()["error"]["message"]
+    error = client.post(COMPLETION, json={"prompt": [1] * 512}).json()["error"]
+    assert error["code"] == 413
+
+
+def test_a_long_prompt_tells_both_lengths(client: TestClient) -> None:
+    error = client.post(COMPLETION, json={"prompt": [1] * 600}).json()["error"]
+    assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 600, 512)
+
+
+def test_a_lone_surrogate_is_answered(client: TestClient) -> None:
+    r = client.post(COMPLETION, content=b'{"prompt": "a\\ud800b", "n_predict": 1}')
+    assert (
+        r.status_code == 200
+        and client.post("/apply-template", content=b'{"messages": [{"role": "user", "content": "\\ud800"}]}').json()[
+            "prompt"
+        ]
+    )
+
+
+def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# of Ann\nann-key\n\n")
+    options = ServeOptions(n_parallel=1, api_key="key-1,key-2", api_key_file=str(file))
+    assert "key-1" not in repr(options.keys) + repr(options)
+    body = {"prompt": "x", "n_predict": 1}
+    with TestClient(create_app(tales, options)) as c:
+        for key in ("key-1", "key-2", "ann-key"):
+            assert c.post(COMPLETION, json=body, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+            assert c.get("/slots", headers={"X-Api-Key": key}).status_code == 200
+        for header in ({}, {"Authorization": "Bearer key-3"}, {"Authorization": "key-1"}, {"X-Api-Key": "é"}):
+            for ask in (lambda h: c.post(COMPLETION, json=body, headers=h), lambda h: c.get("/slots", headers=h)):
+                r = ask({k: v.encode() for k, v in header.items()})
+                assert r.status_code == 401 and r.json()["error"]["type"] == "authentication_error"
+        for public in ("/health", "/v1/models", "/"):
+            assert c.get(public).status_code == 200
+        assert c.post("/slots/0?action=erase").status_code == c.post("/no/such").status_code == 401
+    assert "key-1" not in caplog.text
+    file.write_text("# nobody\n")
+    with pytest.raises(ModelError, match="there is no key in it"):
+        ServeOptions(api_key_file=str(file))
+
+
+def test_pages_of_other_origins(tales: gg.Model) -> None:
+    def allowed(options: ServeOptions, origin: str) -> str | None:
+        headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        with TestClient(create_app(tales, options)) as c:
+            return c.options(COMPLETION, headers=headers).headers.get("access-control-allow-origin")
+
+    assert allowed(ServeOptions(n_parallel=1), "http://x.org") == "*"
+    local = ServeOptions(n_parallel=1, cors_origins="localhost", api_key="k")
+    assert allowed(local, "http://localhost:99") == "http://localhost:99" and allowed(local, "http://x.org") is None
+
+
+def test_a_prefix_and_files(tales: gg.Model, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("mine")
+    with TestClient(create_app(tales, ServeOptions(n_parallel=1, api_prefix="/ai", path=str(tmp_path)))) as c:
+        assert c.get("/ai/health").status_code == 200 and c.get("/health").status_code == 404
+        assert c.get("/ai/").text == "mine"
+        assert c.get("/ai/../../etc/passwd").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pooling": "best"}, "pooling must be one of"),
+        ({"api_prefix": "v1"}, "must begin with /"),
+        ({"slot_save_path": "/no/such"}, "there is no folder"),
+        ({"chat_template_kwargs": "{"}, "no JSON"),
+        ({"chat_template_kwargs": "[]"}, "must be a JSON object"),
+        ({"n_ctx": 3}, "slots have no room"),
+        ({"path": "/no/such"}, "there is no folder"),
+        ({"chat_template": "nonsense"}, "unknown chat template"),
+    ],
+)
+def test_options_that_make_no_sense(tales: gg.Model, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        create_app(tales, ServeOptions(**options))
+
+
+# -- the engine's thread ----------------------------------------------------------------------------------------------
+
+
+def test_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing pyggml imports nothing of it; an error names it when it is missing."""
+    modules = ("starlette", "uvicorn", "pydantic")
+    code = f"import sys, pyggml, pyggml.tools.serve; assert not set(sys.modules) & {set(modules)}"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for name in [n for n in sys.modules if n.startswith("pyggml.serve.app")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "starlette.applications", None)
+    with pytest.raises(ModelError, match=r"starlette.*: pip install pyggml\[serve\]"):
+        create_app()
+
+
+def in_app(
+    tales: gg.Model, options: ServeOptions, test: Callable[[httpx.AsyncClient, EngineThread], Coroutine[Any, Any, None]]
+) -> None:
+    """Run a test beside an application, in one event loop."""
+
+    async def run() -> None:
+        app = create_app(tales, options)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app=app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=30) as c:
+                await test(c, app.state.service.thread)
+
+    asyncio.run(run())
+
+
+def test_too_many_wait(tales: gg.Model) -> None:
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        gate, body = threading.Event(), {"prompt": "x", "n_predict": 6, "temperature": 0}
+        held = asyncio.ensure_future(thread.call(lambda: gate.wait(9)))
+        asked = [asyncio.ensure_future(c.post(COMPLETION, json=body)) for _ in range(6)]
+        while sum(a.done() for a in asked) < 3:
+            await asyncio.sleep(0.001)
+        gate.set()
+        await held
+        answers = await asyncio.gather(*asked)
+        codes = sorted(r.status_code for r in answers)
+        assert codes == [200, 200, 200, 503, 503, 503]
+        refused = next(r for r in answers if r.status_code == 503)
+        assert refused.headers["retry-after"] == "1" and refused.json()["error"]["type"] == "unavailable_error"
+        assert (await c.post(COMPLETION, json={**body, "n_predict": 1})).status_code == 200
+
+    in_app(tales, ServeOptions(n_parallel=1, n_queue=2, context={"n_threads": 1}), test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["waiting", "prompt", "tokens"])
+def test_a_client_that_leaves_frees_its_slot(tales: gg.Model, stream: bool, when: str) -> None:
+    """In each phase; the texts of others are as before."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        engine = thread.engine
+        assert thread.ctx is not None and engine is not None
+        decode = thread.ctx.decode
+        short = {"prompt": "A dog", "n_predict": 4, "temperature": 0}
+        alone = (await c.post(COMPLETION, json=short)).json()["content"]
+        long = {"prompt": "Once", "n_predict": 500, "ignore_eos": True, "stream": stream}
+        with pytest.MonkeyPatch.context() as patch:  # a slower model
+            patch.setattr(thread.ctx, "decode", lambda batch: (time.sleep(0.002), decode(batch)))  # pyright: ignore
+            asked = [asyncio.ensure_future(c.post(COMPLETION, json=long)) for _ in range(1 + (when == "waiting"))]
+            while not (engine.slots and engine.slots[0].generation.n_predict == 500):
+                await asyncio.sleep(0.001)
+            while when == "tokens" and len(engine.slots[0].generation.ids) < 3:
+                await asyncio.sleep(0.001)
+            g = engine.slots[0].generation
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert (await c.post(COMPLETION, json=short)).json()["content"] == alone
+        assert g.finish_reason is None and len(g.ids) < 400 and thread.n_waiting == 0
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
+
+
+def test_who_reads_slowly_holds_up_nobody(tales: gg.Model) -> None:
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        assert thread.ctx is not None
+        text = TextRequest([1, 2], TextParams(n_predict=100, ignore_eos=True))
+        slow = thread.submit([text.start(thread.ctx, 200)])
+        fast = (await c.post(COMPLETION, json={"prompt": "A dog", "n_predict": 100, "temperature": 0})).json()
+        assert fast["stop"]
+        assert len([token async for _, token in slow]) == 100  # they wait for it
+
+    in_app(tales, ServeOptions(n_parallel=2, context={"n_threads": 1}), test)
+
+
+def test_a_batch_that_fails_ends_its_texts_alone(tales: gg.Model) -> None:
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        assert thread.ctx is not None
+
+        def fails(batch: Any) -> None:
+            raise gg.BackendError("the backend broke")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(thread.ctx, "decode", fails)
+            r = await c.post(COMPLETION, json={"prompt": "x", "n_predict": 4})
+            assert r.status_code == 500 and r.json()["error"]["message"] == "the backend broke"
+            streamed = await c.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "stream": True})
+            assert "the backend broke" in streamed.text
+        assert (await c.post(COMPLETION, json={"prompt": "x", "n_predict": 4})).status_code == 200
+
+    in_app(tales, ServeOptions(n_parallel=2, context={"n_threads": 1}), test)
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
+    """By an error of its own, too."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        body = {"prompt": "x", "n_predict": 400, "ignore_eos": True}
+        asked = asyncio.ensure_future(c.post(COMPLETION, json=body))
+        await asyncio.sleep(0.01)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda _: None)
+            patch.setattr(thread, "_do_jobs", lambda: 1 / 0)
+            r = await asked
+            assert r.status_code == 503 and "stopping" in r.json()["error"]["message"]
+            for path in ("/health", "/slots"):
+                assert (await c.get(path)).status_code == 503
+            assert (await c.post(COMPLETION, json=body)).status_code == 503
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
+
+
+def test_signs_of_life(tales: gg.Model) -> None:
+    """A stream that is silent for a while sends comments."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        gate = threading.Event()
+        held = asyncio.ensure_future(thread.call(lambda: gate.wait(5)))
+        asked = asyncio.ensure_future(c.post(COMPLETION, json={"prompt": "x", "n_predict": 2, "stream": True}))
+        await asyncio.sleep(1.2)
+        gate.set()
+        await held
+        assert (await asked).text.startswith(":\n\n")
+
+    in_app(tales, ServeOptions(n_parallel=1, sse_ping_interval=1), test)
+
+
+@pytest.mark.parametrize("n_clients", [1, 4, 16])
+def test_a_text_does_not_depend_on_its_slot(client: TestClient, tales: gg.Model, n_clients: int) -> None:
+    """Greedy and seeded. What is evaluated together is rounded alike only where kernels do not depend on the batch
+    (issue 33); these prompts are far from ties, which hides what is left."""
+    prompts = ["Once upon a time", "The king said", "A fox went out", "There lived a"]
+    asked = [
+        {"prompt": p, "n_predict": 12, "temperature": t, "seed": 3, "cache_prompt": cache}
+        for p in prompts
+        for t in (0, 0.7)
+        for cache in (True, False)
+    ]
+
+    def text(body: dict[str, Any]) -> str:
+        return client.post(COMPLETION, json=body).json()["content"]
+
+    alone = [text({**body, "cache_prompt": False}) for body in asked]
+    order = random.Random(n_clients).sample(range(len(asked)), len(asked))
+    with ThreadPoolExecutor(n_clients) as pool:
+        got = dict(zip(order, pool.map(text, [asked[i] for i in order]), strict=True))
+    assert [got[i] for i in range(len(asked))] == alone

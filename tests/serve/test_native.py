@@ -1,0 +1,176 @@
+"""llama-server's own endpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+import pyggml as gg
+from pyggml.serve import ServeOptions, create_app
+
+from ..llm.adapters.make import halves, write_lora
+from ..tiny_model import WriteModel
+from .conftest import events, slots_path
+
+PROMPT = "Once upon a time"
+
+
+def ask(client: TestClient, path: str = "/completion", **body: Any) -> Any:
+    r = client.post(path, json={"prompt": PROMPT, "n_predict": 8, "temperature": 0, **body})
+    assert r.status_code == 200, r.text
+    return r.json()
+
+
+def test_a_completion_is_what_the_model_generates(client: TestClient, tales: gg.Model) -> None:
+    got = ask(client, n_probs=2, return_tokens=True)
+    assert got["content"] == "".join(tales.generate(PROMPT, 8, temp=0.0, n_threads=1))
+    assert got["stop"] is True and got["stop_type"] == "limit" and got["model"] == "tales"
+    assert (got["tokens_predicted"], got["tokens_evaluated"]) == (8, 6) and len(got["tokens"]) == 8
+    probs = got["completion_probabilities"]
+    assert [p["id"] for p in probs] == got["tokens"] and all(len(p["top_logprobs"]) == 2 for p in probs)
+    assert bytes(probs[0]["bytes"]).decode() == probs[0]["token"] and probs[0]["logprob"] < 0
+    settings = got["generation_settings"]
+    assert settings["temperature"] == 0 and settings["n_predict"] == 8 and settings["top_k"] == 40
+    assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_per_second", "cache_n"} <= got["timings"].keys()
+
+
+def test_a_stream_has_the_same_text(client: TestClient) -> None:
+    r = client.post("/completion", json={"prompt": PROMPT, "n_predict": 8, "temperature": 0, "stream": True})
+    assert r.headers["content-type"].startswith("text/event-stream")
+    parts = [json.loads(e) for e in events(r.text)]
+    assert "".join(p["content"] for p in parts) == ask(client)["content"]
+    assert [p["stop"] for p in parts] == [False] * 8 + [True] and parts[-1]["stop_type"] == "limit"
+
+
+def test_prompts_in_all_forms(client: TestClient, tales: gg.Model) -> None:
+    plain, ids = ask(client)["content"], tales.tokenize(PROMPT)
+    assert ask(client, prompt=ids)["content"] == ask(client, prompt={"prompt_string": PROMPT})["content"] == plain
+    assert ask(client, prompt=[ids[0], *ids[1:-1], ids[-1]])["content"] == plain
+    several = ask(client, prompt=[PROMPT, ids, "A dog"])
+    assert [x["index"] for x in several] == [0, 1, 2] and [x["content"] for x in several[:2]] == [plain, plain]
+    mixed = ask(client, prompt=[1, " Once", ids[-1]], n_predict=1)
+    assert mixed["tokens_evaluated"] == 2 + len(tales.tokenize(" Once", False))
+    assert len(ask(client, n_cmpl=3, temperature=1)) == 3
+
+
+def test_ends(client: TestClient, tales: gg.Model) -> None:
+    text = ask(client, n_predict=20)["content"]
+    word = text.split()[3]
+    got = ask(client, n_predict=20, stop=[word])
+    assert got["stop_type"] == "word" and got["stopping_word"] == word and text.startswith(got["content"])
+    nothing = ask(client, n_predict=0)
+    assert nothing["content"] == "" and nothing["tokens_predicted"] == 0 and nothing["stop_type"] == "limit"
+    full = ask(client, n_predict=-1, ignore_eos=True)
+    assert full["tokens_predicted"] + full["tokens_evaluated"] in (512, 513) and full["stop_type"] == "limit"
+    lines = ask(client, n_predict=100, t_max_predict_ms=1, logit_bias=[[tales.vocab.nl, 1000]])
+    assert lines["stop_type"] == "word" and lines["tokens_predicted"] < 100
+
+
+def test_samplers_follow_the_record(client: TestClient) -> None:
+    first, second = ([ask(client, temperature=1.2, seed=s)["content"] for s in (1, 2, 1)] for _ in "ab")
+    assert first == second and first[0] == first[2] != first[1]
+    assert json.loads(ask(client, json_schema={"enum": ["aye"]}, n_predict=20)["content"]) == "aye"
+    assert ask(client, grammar='root ::= "no"', n_predict=9)["content"] == "no"
+    assert ask(client, temp=0, temperature=None)["content"] == ask(client)["content"]
+    token = ask(client, return_tokens=True, n_predict=1)["tokens"][0]
+    for bias in ([[token, False]], {str(token): -100}, [[token, -100.0]]):
+        assert ask(client, logit_bias=bias, return_tokens=True, n_predict=1)["tokens"] != [token]
+    assert ask(client, response_fields=["content", "generation_settings/top_k", "no/such"]).keys() == {
+        "content",
+        "top_k",
+    }
+
+
+def test_the_cache_of_prompts_can_be_left_out(client: TestClient) -> None:
+    ask(client)
+    assert ask(client)["timings"]["cache_n"] == 5
+    off = ask(client, cache_prompt=False)
+    assert off["timings"]["cache_n"] == 0 and off["timings"]["prompt_n"] == 6
+
+
+def test_tokens(client: TestClient, tales: gg.Model) -> None:
+    ids = client.post("/tokenize", json={"content": "á dog", "with_pieces": True}).json()["tokens"]
+    assert [t["id"] for t in ids] == tales.tokenize("á dog", False, True)
+    assert b"".join(bytes(p) if isinstance(p := t["piece"], list) else p.encode() for t in ids).decode().endswith("dog")
+    plain = client.post("/tokenize", json={"content": PROMPT, "add_special": True}).json()["tokens"]
+    assert plain == tales.tokenize(PROMPT)
+    assert client.post("/detokenize", json={"tokens": plain[1:]}).json() == {"content": PROMPT}
+
+
+def test_what_goes_on(client: TestClient) -> None:
+    assert client.get("/health").json() == client.get("/v1/health").json() == {"status": "ok"}
+    props = client.get("/props").json()
+    assert props["total_slots"] == 4 and props["default_generation_settings"]["n_ctx"] == 512
+    assert props["default_generation_settings"]["params"]["top_k"] == 40 and "{%" in props["chat_template"]
+    ask(client)
+    slots = client.get("/slots?fail_on_no_slot=1").json()
+    assert [s["id"] for s in slots] == [0, 1, 2, 3] and not any(s["is_processing"] for s in slots)
+    lines = dict(line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(lines["llamacpp:tokens_predicted_total"]) >= 8 and lines["llamacpp:requests_processing"] == "0"
+    assert client.post("/props", json={}).status_code == 501
+
+
+def test_slots_are_saved_and_restored(client: TestClient) -> None:
+    """What was evaluated before need not be evaluated again."""
+    for seq in range(4):
+        client.post(f"/slots/{seq}?action=erase")
+    story = PROMPT + " there was a king who had three sons, and the youngest of them was a fool."
+    n = ask(client, prompt=story)["tokens_evaluated"]
+    saved = client.post("/slots/0?action=save", json={"filename": "s.bin"}).json()
+    assert saved["n_saved"] == n + 7 and saved["n_written"] == (slots_path(client) / "s.bin").stat().st_size
+    assert client.post("/slots/0?action=erase").json()["n_erased"] == n + 7
+    assert ask(client, prompt=story)["timings"]["cache_n"] == 0
+    for seq in range(4):
+        client.post(f"/slots/{seq}?action=erase")
+    restored = client.post("/slots/2?action=restore", json={"filename": "s.bin"}).json()
+    assert restored["n_restored"] == n + 7 and restored["id_slot"] == 2
+    assert ask(client, prompt=story)["timings"]["cache_n"] == n - 1
+    for path, body in (
+        ("/slots/9?action=save", {"filename": "x"}),
+        ("/slots/0?action=dance", {"filename": "x"}),
+        ("/slots/0?action=save", {"filename": "../x"}),
+        ("/slots/0?action=restore", {"filename": "missing"}),
+    ):
+        assert client.post(path, json=body).status_code == 400
+    (slots_path(client) / "bad").write_bytes(b"no state")
+    assert client.post("/slots/0?action=restore", json={"filename": "bad"}).status_code == 400
+
+
+def test_infill(client: TestClient, write_model: WriteModel) -> None:
+    r = client.post("/infill", json={"input_prefix": "def f(", "input_suffix": "return"})
+    assert r.status_code == 400 and "fim_pre" in r.json()["error"]["message"]
+    fim = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("fim_pre", "fim_suf", "fim_mid"), 10)}
+    with TestClient(create_app(str(write_model(kv=fim)), ServeOptions(n_parallel=1))) as c:
+        body = {"input_prefix": "ab", "input_suffix": "cd", "prompt": "e", "n_predict": 2}
+        body["input_extra"] = [{"filename": "f", "text": "xy"}]
+        got = c.post("/infill", json=body).json()
+        plain = c.post("/infill", json={**body, "input_extra": None}).json()
+    assert got["tokens_evaluated"] == plain["tokens_evaluated"] + 5  # bytes: three of a space, x, y
+    assert got["tokens_predicted"] == 2
+
+
+def test_adapters(tiny: Path, tmp_path: Path) -> None:
+    """New scales count for the texts that begin then, also for one whose prompt was evaluated with the old ones."""
+    model = gg.load_model(tiny)
+    names = [n for n, t in model.weights.items() if t.rank > 1]
+    write_lora(tmp_path / "l.gguf", halves(model, names))
+    model.adapt([(model.load_lora(tmp_path / "l.gguf"), 1.0)])
+    with TestClient(create_app(model, ServeOptions(n_parallel=2, lora_init_without_apply=True))) as c:
+        plain = ask(c, n_probs=1, prompt="Hello there")["completion_probabilities"]
+        assert c.get("/lora-adapters").json() == [{"id": 0, "path": str(tmp_path / "l.gguf"), "scale": 0.0}]
+        assert c.post("/lora-adapters", json=[{"id": 0, "scale": 1.0}]).json() == {"success": True}
+        assert c.get("/lora-adapters").json()[0]["scale"] == 1.0
+        got = ask(c, n_probs=1, prompt="Hello there")
+        assert got["timings"]["cache_n"] == 0 and got["completion_probabilities"] != plain
+        assert c.post("/lora-adapters", json=[]).json() == {"success": True}
+        assert ask(c, n_probs=1, prompt="Hello there")["completion_probabilities"] == plain
+        for bad in ([{"id": 1, "scale": 1}], [{"id": 0}], {"id": 0}, [3]):
+            assert c.post("/lora-adapters", json=bad).status_code == 400, bad
+
+
+def test_the_page(client: TestClient) -> None:
+    assert "<textarea" in client.get("/").text
+    assert "chat/completions" in client.get("/page.js").text
