@@ -2,7 +2,7 @@
 // that it reads memory in order: the lanes of a vector are rows, and an element of a column meets all lanes.
 #pragma once
 #include "kernel.h"
-#include "products/order.h"
+#include "products/f32_order.h"
 
 enum {
   PG_PANEL = 2 * VF_N, // rows of a panel

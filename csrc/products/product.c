@@ -8,7 +8,7 @@
 
 #include "formats/storage.h"
 #include "products/borders.h"
-#include "products/order.h"
+#include "products/f32_order.h"
 #include "products/panel.h"
 #include "products/tile.h"
 #include "simd/rows.h"

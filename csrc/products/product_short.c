@@ -3,7 +3,7 @@
 // with lanes of a vector being rows, as for many columns, and results go straight to where they belong.
 #include "formats/storage.h"
 #include "simd/lanes.h"
-#include "products/order.h"
+#include "products/f32_order.h"
 #include "products/product.h"
 #include "simd/rows.h"
 #include "simd/units.h"

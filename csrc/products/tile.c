@@ -1,5 +1,5 @@
 // Tiles for the weight types that are multiplied straight from memory. Vectors run along k, so neither operand is
-// transposed, and one column costs no more than a matrix-vector product. All of them add in the order of order.h.
+// transposed, and one column costs no more than a matrix-vector product. All of them add in the order of f32_order.h.
 // `type` and `nr` are constants wherever these functions are inlined, so that sums stay in registers.
 #include "products/tile.h"
 
