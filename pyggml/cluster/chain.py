@@ -149,8 +149,14 @@ class StagedMemory(Memory):
         whole = SBatch(batch, simple_split=not self.equal_seqs)
         whole.check(self)
         taken: list[Slots] = []
+        parts = list(whole.parts(n_ubatch))
+        for cache in self.caches:  # as a stage does before it computes
+            if len(parts) > 1:
+                cache.make_room(parts)
+            if cache.wants_defrag:
+                cache.defrag_done()
         try:
-            for u in whole.parts(n_ubatch):
+            for u in parts:
                 taken.append(self.slot(u, taken))
                 self.take(taken[-1], u)
         except KVCacheFull:
