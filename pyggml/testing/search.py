@@ -55,7 +55,7 @@ def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn
     except Unsatisfiable:
         raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
     except FlakyFailure as flaky:
-        found = flaky.exceptions[0]
+        found: BaseException = flaky.exceptions[0]
         found.add_note("The same case did not fail again when it was repeated, as when threads write the same memory.")
         raise found from None
 

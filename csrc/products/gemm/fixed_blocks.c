@@ -17,25 +17,6 @@ typedef struct target {
   const float (*before)[TILE_ROWS];
 } target;
 
-// Add sums times their scales to acc, or, if this is the last sum of a run, acc times the steps of x to the totals.
-// `only`: acc is 0, and not in memory.
-PG_INLINE void end_sum(int nt, vi (*sum)[2], const float *scales, float (*acc)[2][VF_N], int only, int last,
-                       const float *steps, target t) {
-  const vf s[2] = {vf_load(scales), vf_load(scales + VF_N)};
-  UNROLL for (int j = 0; j < nt; j++) {
-    UNROLL for (int i = 0; i < 2; i++) {
-      const vf v = vf_fma(vf_of_vi(sum[j][i]), s[i], only ? vf_zero() : vf_load(acc[j][i]));
-      if (last) {
-        const vf total = vf_fma(v, vf_set1(steps[j]), vf_load(t.before[j] + i * VF_N));
-        vf_store(t.to + j * t.ld + i * VF_N, total);
-      } else {
-        vf_store(acc[j][i], v);
-      }
-    }
-    IN_ORDER;
-  }
-}
-
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   const r16_fetch f = w->next;
@@ -45,8 +26,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   _Alignas(64) float room[NT][2][VF_N];
   float(*acc)[2][VF_N] = room;
   __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
-  if (w->n_sums > 1 || w->n_shifts)
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
   const int16_t(*ints)[TILE_ROWS][2] = w->ints;
   const float(*shift)[TILE_ROWS] = w->shifts;
   const float *x_sums = x.sums[w->shift_elements == R16_UNIT];
@@ -87,13 +67,15 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
       }
     }
     IN_ORDER;
-    if (e + 1 < w->n_sums)
-      end_sum(nt, sum, w->scales[e], acc, 0, 0, x.steps, t);
-    else if (e || w->n_shifts)
-      end_sum(nt, sum, w->scales[e], acc, 0, 1, x.steps, t);
-    else
-      end_sum(nt, sum, w->scales[e], acc, 1, 1, x.steps, t);
+    const vf s0 = vf_load(w->scales[e]), s1 = vf_load(w->scales[e] + VF_N);
+    UNROLL for (int j = 0; j < nt; j++) {
+      vf_store(acc[j][0], vf_fma(vf_of_vi(sum[j][0]), s0, vf_load(acc[j][0])));
+      vf_store(acc[j][1], vf_fma(vf_of_vi(sum[j][1]), s1, vf_load(acc[j][1])));
+      IN_ORDER;
+    }
   }
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(
+      t.to + j * t.ld + i * VF_N, vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t.before[j] + i * VF_N)));
 }
 
 // They are not inlined: in a larger function the sums would not stay in registers.
