@@ -13,7 +13,7 @@ from hypothesis.errors import FlakyFailure, Unsatisfiable
 from ..errors import BackendError
 from ..opdef import OpDef
 from .draw import cases_of
-from .harness import Case
+from .harness import Case, Mismatch
 from .strategies import STRATEGIES
 
 Cases = st.SearchStrategy[Case]
@@ -55,9 +55,12 @@ def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn
     except Unsatisfiable:
         raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
     except FlakyFailure as flaky:
-        found: BaseException = flaky.exceptions[0]
-        found.add_note("The same case did not fail again when it was repeated, as when threads write the same memory.")
-        raise found from None
+        failures: tuple[Exception, ...] = flaky.exceptions  # pyright: ignore[reportUnknownMemberType]
+        found = failures[0]
+        if not isinstance(found, Mismatch):
+            raise found from None
+        by_chance = "The same case did not fail when it was repeated, as when threads write the same memory."
+        raise Mismatch(f"{found}\n  {by_chance}") from None
 
 
 def cases_for(op: OpDef, cases: Cases | None) -> Cases:
