@@ -55,8 +55,8 @@ def search(check: Callable[..., None], op: str, max_examples: int | None, *drawn
     except Unsatisfiable:
         raise BackendError(f"no case of {op} was accepted: give cases=cases_of(op, shapes=..., params=...)") from None
     except FlakyFailure as flaky:
-        failures: tuple[Exception, ...] = flaky.exceptions  # pyright: ignore[reportUnknownMemberType]
-        found = failures[0]
+        group: Any = flaky  # an ExceptionGroup, which Python 3.10 does not have
+        found: Exception = group.exceptions[0]
         if not isinstance(found, Mismatch):
             raise found from None
         by_chance = "The same case did not fail when it was repeated, as when threads write the same memory."
