@@ -56,7 +56,7 @@ def test_losses_of_the_transformers_library(name: str) -> None:
         text, ids = z[f"{name}/tokens"].tolist(), z[f"{name}/decoder_tokens"].tolist()
     t = gg.load_model(FOLDER / name, repack=False).trainer(gg.SGD(lr=0.002))
     losses = [t.step([ids, ids[:4]], encoded=[text, text[:7]]) for _ in CURVES[name]]
-    assert losses == pytest.approx(CURVES[name], rel=1e-6)
+    assert losses == pytest.approx(CURVES[name], rel=1e-5)  # losses near 25, whose sums are rounded to F32
 
 
 def test_texts_of_a_batch_see_what_was_encoded_for_them(t5: Path) -> None:
