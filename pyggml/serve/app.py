@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pyggml.errors import ModelError
@@ -25,6 +24,7 @@ from .errors import HTTPError, of_request
 from .http import error_response
 from .options import Keys, ServeOptions
 from .service import Service
+from .static import PageFiles
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 PAGE = Path(__file__).with_name("page")
@@ -78,7 +78,7 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
     routes += [Route(path, function, methods=["POST"]) for path, function in _POST.items()]
     routes += [Route(path, function, methods=["GET", "POST"]) for path, function in _BOTH.items()]
     if options.ui:
-        routes.append(Mount("/", StaticFiles(directory=_page(options), html=True)))
+        routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options))

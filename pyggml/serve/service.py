@@ -44,6 +44,7 @@ class Service:
     name      of the model, in answers
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
+    has_template  whether the model, or an option, has it; chatml otherwise
     """
 
     def __init__(self, model: Model, options: ServeOptions) -> None:
@@ -52,6 +53,7 @@ class Service:
         self.created = int(time.time())
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)
+        self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
         self.loras = model.loras
         self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
         self.thread = EngineThread(self._context(), options.n_queue)

@@ -50,6 +50,7 @@ async def props(request: Request) -> Response:
             "model_path": service.model.path,
             "modalities": {"vision": False, "audio": False},
             "chat_template": service.template.source,
+            "has_chat_template": service.has_template,
             "bos_token": _token(service, service.model.vocab.bos),
             "eos_token": _token(service, service.model.vocab.eos),
             "build_info": FINGERPRINT,
