@@ -1,4 +1,4 @@
-// Elements without a framework: every text goes through text nodes, never through innerHTML.
+// Elements without a framework. Text gets into the page as text nodes alone: HTML is never made of text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
