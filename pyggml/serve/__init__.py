@@ -20,8 +20,8 @@ __all__ = ["ServeOptions", "create_app"]
 def create_app(model: Model | str | os.PathLike[str] | None = None, options: ServeOptions | None = None) -> Starlette:
     """The ASGI application that serves a model: a loaded one, a path, or the model that ships with pyggml (None).
 
-    Its engine starts with the application (ASGI's lifespan) and stops with it. Raises ModelError when starlette or
-    pydantic is missing, for options that do not fit the model, and what loading it raises.
+    Its engine starts with the first request, and stops with the application (the end of ASGI's lifespan). Raises
+    ModelError when starlette or pydantic is missing, for options that do not fit the model, and what loading it raises.
     """
     try:
         from .app import application

@@ -16,7 +16,7 @@ from pyggml.llm.openai.request import new_id
 
 from .engine_thread import Answering
 from .errors import HTTPError
-from .http import EventStream, Json, event, until_gone
+from .http import Json, event
 from .openai import begin_chat, chat_of, whole_chat
 from .schemas import ChatBody, Sampled
 from .service import Service, service_of
@@ -63,10 +63,9 @@ async def messages(request: Request) -> Response:
         raise HTTPError(400, "max_tokens: Field required")
     answering, (answer,) = await begin_chat(service, _chat(body))
     if body.stream:
-        o = service.options
         events = _events(service, body, answering, answer)
-        return EventStream(events, o.sse_ping_interval, o.timeout, lambda e: event(_error(e), "error"))
-    whole = await until_gone(request, whole_chat(service, answering, [answer]))
+        return service.stream(answering, events, lambda e: event(_error(e), "error"))
+    whole = await service.whole(request, answering, whole_chat(service, answering, [answer]))
     (g,) = answering.generations
     choice = whole["choices"][0]
     return Json(
@@ -213,26 +212,23 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     (g,) = answering.generations
     blocks = _Blocks()
-    try:
-        started = False
-        async for _, token in answering:
-            if not started:
-                message: dict[str, Any] = {**_head(service), "content": [], "stop_reason": None, "stop_sequence": None}
-                message["usage"] = {**_input(g), "output_tokens": 0}
-                yield event({"type": "message_start", "message": message}, "message_start")
-                started = True
-            for part in answer.parts(token):
-                choice = part["choices"][0]
-                for name, data in blocks.of(cast("Mapping[str, Any]", choice["delta"])):
+    started = False
+    async for _, token in answering:
+        if not started:
+            message: dict[str, Any] = {**_head(service), "content": [], "stop_reason": None, "stop_sequence": None}
+            message["usage"] = {**_input(g), "output_tokens": 0}
+            yield event({"type": "message_start", "message": message}, "message_start")
+            started = True
+        for part in answer.parts(token):
+            choice = part["choices"][0]
+            for name, data in blocks.of(cast("Mapping[str, Any]", choice["delta"])):
+                yield event({"type": name, **data}, name)
+            if (reason := choice["finish_reason"]) is not None:
+                for name, data in blocks.closed():
                     yield event({"type": name, **data}, name)
-                if (reason := choice["finish_reason"]) is not None:
-                    for name, data in blocks.closed():
-                        yield event({"type": name, **data}, name)
-                    delta = {"delta": _end(g, reason, body.stop_sequences), "usage": {"output_tokens": len(g.ids)}}
-                    yield event({"type": "message_delta", **delta}, "message_delta")
-                    yield event({"type": "message_stop"}, "message_stop")
-    finally:
-        answering.close()
+                delta = {"delta": _end(g, reason, body.stop_sequences), "usage": {"output_tokens": len(g.ids)}}
+                yield event({"type": "message_delta", **delta}, "message_delta")
+                yield event({"type": "message_stop"}, "message_stop")
 
 
 _Event = tuple[str, dict[str, Any]]

@@ -69,7 +69,6 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-        service.thread.start()
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ from pyggml import limits
 from pyggml.llm.embed import embed_tokens, rank_pairs
 from pyggml.types import Floats
 
-from .errors import HTTPError, of_request
+from .errors import HTTPError, of_request, too_long
 from .http import Json, until_gone
 from .schemas import EmbeddingBody, RerankBody
 from .service import Service, service_of
@@ -107,6 +107,10 @@ async def _rows(
     """What `embed` gives for texts, some at a time, so that texts that are continued go on between them."""
     if not 0 < len(ids) <= limits.REQUEST_TEXTS:
         raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(ids)}")
+
+    room = service.n_slot or service.options.n_ctx or service.model.hparams.n_ctx_train
+    if (n := max(map(len, ids))) > room:
+        raise too_long(n, room)
 
     async def work() -> list[Floats]:
         rows: list[Floats] = []

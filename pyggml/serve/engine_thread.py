@@ -100,21 +100,29 @@ class EngineThread:
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._new: deque[Generation] = deque()  # they go to the engine as soon as no job drains it
         self._open: dict[Generation, tuple[Answering, int]] = {}
-        self._n_open, self._lock = 0, threading.Lock()
+        self._n_open, self._lock = 0, threading.RLock()
         self._jobs: list[_Job[Any]] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="pyggml engine", daemon=True)
 
     # -- from event loops -------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Begin. Called once."""
-        self._thread.start()
-
     def stop(self) -> None:
         """End all texts and the thread, and wait for it."""
-        self._orders.put(self._stop)
+        self._order(self._stop)
         self._thread.join()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it takes no further requests."""
+        return self._stopped
+
+    def _order(self, do: Callable[[], None]) -> None:
+        """Let the thread do something; it begins with the first order. An order that is given before `_stop` is run."""
+        self._orders.put(do)
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
 
     @property
     def n_waiting(self) -> int:
@@ -124,26 +132,31 @@ class EngineThread:
     def submit(self, generations: Sequence[Generation]) -> Answering:
         """Begin generations as soon as there is room. Raises HTTPError (503) when too many wait already."""
         with self._lock:
-            if self._stopped:
-                raise HTTPError(503, "the server is stopping")
-            if self._n_open and self._n_open + len(generations) > self.n_slots + self._n_queue:
-                raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
+            self.check_room(len(generations))
             self._n_open += len(generations)
-        answering = Answering(generations, self)
-        self._orders.put(lambda: self._begin(answering))
+            answering = Answering(generations, self)
+            self._order(lambda: self._begin(answering))
         return answering
+
+    def check_room(self, n: int) -> None:
+        """Raises HTTPError (503) when `n` more texts are too many. A request that comes alone is never too large."""
+        if self._stopped:
+            raise _stopping()
+        if self._n_open and self._n_open + n > self.n_slots + self._n_queue:
+            raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
 
     def cancel(self, answering: Answering) -> None:
         """End what is left of a request."""
-        self._orders.put(lambda: self._cancel(answering))
+        self._order(lambda: self._cancel(answering))
 
     async def call(self, run: Callable[[], T], ready: Callable[[], bool] | None = None, drains: bool = False) -> T:
         """Run a function in the thread between two steps, when `ready` says so; with `drains` when no text is under
         way. Returns or raises what it does."""
-        if self._stopped:
-            raise HTTPError(503, "the server is stopping")
         job = _Job(run, ready or (lambda: True), drains)
-        self._orders.put(lambda: self._add(job))
+        with self._lock:
+            if self._stopped:
+                raise _stopping()
+            self._order(lambda: self._jobs.append(job))
         return await asyncio.wrap_future(job.future)
 
     # -- in the thread ----------------------------------------------------------------------------------------------
@@ -153,13 +166,16 @@ class EngineThread:
         return self.engine is not None and self.engine.busy
 
     def _run(self) -> None:
-        while not self._stopped:
-            self._take_orders(wait=not self._busy)
-            self._do_jobs()
-            if self.engine is not None and self.engine.busy:
-                self._step(self.engine)
-        if self.ctx is not None:
-            self.ctx.close()
+        try:
+            while not self._stopped:
+                self._take_orders(wait=not self._busy)
+                self._do_jobs()
+                if self.engine is not None and self.engine.busy:
+                    self._step(self.engine)
+        finally:  # nobody waits for a thread that has ended, even by an error that nobody thought of
+            self._end()
+            if self.ctx is not None:
+                self.ctx.close()
 
     def _take_orders(self, wait: bool) -> None:
         with suppress(Empty):
@@ -234,19 +250,24 @@ class EngineThread:
             self._n_open -= 1
         return self._open.pop(g)
 
-    def _add(self, job: _Job[Any]) -> None:
-        self._jobs.append(job)
-
     def _stop(self) -> None:
         with self._lock:
             self._stopped = True
+
+    def _end(self) -> None:
+        """Answer all that is open."""
+        self._stop()
         self._take_orders(wait=False)
-        stopped = HTTPError(503, "the server is stopping")
         for g in tuple(self._open):
             if self.engine is not None:
                 self.engine.cancel(g)
             answering, i = self._close(g)
-            answering.put([(i, stopped)])
+            answering.put([(i, _stopping())])
         for job in self._jobs:
-            job.future.cancel()
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(_stopping())
         self._jobs.clear()
+
+
+def _stopping() -> HTTPError:
+    return HTTPError(503, "the server is stopping")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
@@ -101,21 +101,23 @@ async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events, as `events` gives them. It is closed when the client has left, or takes nothing for `timeout`
-    seconds. When nothing was sent for `ping` seconds (if positive), a comment is."""
+    """Server-sent events, as `events` gives them. They end when the client has left, or takes nothing for `timeout`
+    seconds; `close` is called when they end in any way. When nothing was sent for `ping` seconds (if positive), a
+    comment is. `failed` makes the event of an error."""
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
+        close: Callable[[], None],
         ping: float,
         timeout: float,
         failed: Callable[[HTTPError], bytes],
-        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(None, 200, headers, "text/event-stream")
+        super().__init__(None, 200, None, "text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-store"
-        self._events, self._ping, self._timeout, self._failed = events, ping, timeout, failed
+        self._events, self._close, self._failed = events, close, failed
+        self._ping, self._timeout = ping, timeout
         self._last, self._is_sending = monotonic(), False  # when a part was sent, and whether it is still under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,9 +130,8 @@ class EventStream(Response):
             tasks = [asyncio.ensure_future(w) for w in work]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._close()
             await _cancelled(*tasks)
-            if isinstance(self._events, AsyncGenerator):
-                await self._events.aclose()
 
     async def _write(self, send: Send) -> None:
         try:

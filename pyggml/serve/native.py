@@ -16,7 +16,7 @@ from pyggml.llm.samplers.params import OPTIONS
 
 from .engine_thread import Answering
 from .errors import HTTPError
-from .http import EventStream, Json, event, until_gone
+from .http import Json, event
 from .schemas import NativeBody
 from .service import Service, service_of, timings
 
@@ -78,32 +78,25 @@ async def _answered(request: Request, service: Service, body: NativeBody, prompt
     )
     answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:
-        o = service.options
-        return EventStream(_events(answering, answers), o.sse_ping_interval, o.timeout, lambda e: event(e.json))
-    return Json(await until_gone(request, _whole(answering, answers)))
+        return service.stream(answering, _events(answering, answers))
+    return Json(await service.whole(request, answering, _whole(answering, answers)))
 
 
 async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:
-    try:
-        async for i, token in answering:
-            answers[i].take(token)
-    finally:
-        answering.close()
+    async for i, token in answering:
+        answers[i].take(token)
     whole = [a.last() for a in answers]
     return whole if len(whole) > 1 else whole[0]
 
 
 async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIterator[bytes]:
-    try:
-        async for i, token in answering:
-            answer = answers[i]
-            answer.take(token)
-            if (part := answer.part(token)) is not None:
-                yield event(part)
-            if token.finish_reason is not None:
-                yield event(answer.last())
-    finally:
-        answering.close()
+    async for i, token in answering:
+        answer = answers[i]
+        answer.take(token)
+        if (part := answer.part(token)) is not None:
+            yield event(part)
+        if token.finish_reason is not None:
+            yield event(answer.last())
 
 
 class _Answer:

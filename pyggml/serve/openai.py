@@ -17,7 +17,7 @@ from pyggml.llm.openai.text import CompletionAnswer, kind_of
 
 from .engine_thread import Answering
 from .errors import HTTPError
-from .http import DONE, EventStream, Json, event, until_gone
+from .http import DONE, Json, event
 from .schemas import ChatBody, CompletionBody, TextBody
 from .service import FINGERPRINT, Service, service_of, timings
 
@@ -55,8 +55,8 @@ async def completions(request: Request) -> Response:
         for i, (g, text) in enumerate(zip(generations, texts, strict=True))
     ]
     if body.stream:
-        return _stream(service, _completion_events(service, body, answering, answers))
-    return Json(await until_gone(request, _whole_completion(service, answering, answers)))
+        return service.stream(answering, _completion_events(service, body, answering, answers))
+    return Json(await service.whole(request, answering, _whole_completion(service, answering, answers)))
 
 
 def _completions(service: Service, body: CompletionBody) -> list[Generation]:
@@ -82,11 +82,8 @@ def _texts(given: Any, generations: Sequence[Generation]) -> list[str]:
 
 async def _whole_completion(service: Service, answering: Answering, answers: Sequence[CompletionAnswer]) -> Any:
     parts: list[list[Any]] = [[] for _ in answers]
-    try:
-        async for i, token in answering:
-            parts[i] += answers[i].parts(token)
-    finally:
-        answering.close()
+    async for i, token in answering:
+        parts[i] += answers[i].parts(token)
     made = [a.joined(p) for a, p in zip(answers, parts, strict=True)]
     return _joined(service, answering, cast("Sequence[Mapping[str, Any]]", made))
 
@@ -94,16 +91,13 @@ async def _whole_completion(service: Service, answering: Answering, answers: Seq
 async def _completion_events(
     service: Service, body: CompletionBody, answering: Answering, answers: Sequence[CompletionAnswer]
 ) -> AsyncIterator[bytes]:
-    try:
-        last: Any = None
-        async for i, token in answering:
-            for part in answers[i].parts(token):
-                last = part
-                yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
-        async for end in _ends(service, body, answering, last):
-            yield end
-    finally:
-        answering.close()
+    last: Any = None
+    async for i, token in answering:
+        for part in answers[i].parts(token):
+            last = part
+            yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
+    async for end in _ends(service, body, answering, last):
+        yield end
 
 
 # -- chats ------------------------------------------------------------------------------------------------------------
@@ -115,8 +109,8 @@ async def chat_completions(request: Request) -> Response:
     body = await service.read(request, ChatBody.model_validate)
     answering, answers = await begin_chat(service, body)
     if body.stream:
-        return _stream(service, _chat_events(service, body, answering, answers))
-    return Json(await until_gone(request, whole_chat(service, answering, answers)))
+        return service.stream(answering, _chat_events(service, body, answering, answers))
+    return Json(await service.whole(request, answering, whole_chat(service, answering, answers)))
 
 
 async def apply_template(request: Request) -> Response:
@@ -174,11 +168,8 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
 
 async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
     """The answers when they have ended, as one object."""
-    try:
-        async for i, token in answering:
-            answers[i].take(token)
-    finally:
-        answering.close()
+    async for i, token in answering:
+        answers[i].take(token)
     return _joined(service, answering, cast("Sequence[Mapping[str, Any]]", [a.whole() for a in answers]))
 
 
@@ -186,25 +177,17 @@ async def _chat_events(
     service: Service, body: ChatBody, answering: Answering, answers: Sequence[ChatAnswer]
 ) -> AsyncIterator[bytes]:
     last: Any = None
-    try:
-        for answer in answers:
-            last = answer.role()
-            yield event({**last, "system_fingerprint": FINGERPRINT})
-        async for i, token in answering:
-            for part in answers[i].parts(token):
-                yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
-        async for end in _ends(service, body, answering, last):
-            yield end
-    finally:
-        answering.close()
+    for answer in answers:
+        last = answer.role()
+        yield event({**last, "system_fingerprint": FINGERPRINT})
+    async for i, token in answering:
+        for part in answers[i].parts(token):
+            yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
+    async for end in _ends(service, body, answering, last):
+        yield end
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
-
-
-def _stream(service: Service, events: AsyncIterator[bytes]) -> EventStream:
-    o = service.options
-    return EventStream(events, o.sse_ping_interval, o.timeout, lambda e: event(e.json))
 
 
 def _times(body: TextBody, part: Any, g: Generation) -> dict[str, Any]:

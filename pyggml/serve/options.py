@@ -29,8 +29,9 @@ class Flag(NamedTuple):
     min: float | None
 
 
-def _option(default: T, flags: str, help: str, min: float | None = None) -> T:
-    return field(default=default, metadata={"flag": Flag(tuple(flags.split()), help, min)})
+def _option(default: T, flags: str, help: str, min: float | None = None, shown: bool = True) -> T:
+    """A field with a flag. `shown`: whether the record shows its value when it is printed."""
+    return field(default=default, repr=shown, metadata={"flag": Flag(tuple(flags.split()), help, min)})
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ServeOptions:
     lora_init_without_apply: bool = _option(
         False, "--lora-init-without-apply", "Adapters begin with scale 0 (POST /lora-adapters)."
     )
-    api_key: str | None = _option(None, "--api-key", "Keys that clients must have, separated by commas.")
+    api_key: str | None = _option(None, "--api-key", "Keys that clients must have, separated by commas.", shown=False)
     api_key_file: str | None = _option(None, "--api-key-file", "... one in each line of a file.")
     api_prefix: str = _option("", "--api-prefix", "Path before all others, as /v2.")
     path: str | None = _option(None, "--path", "Folder of static files in the place of the page.")

@@ -13,7 +13,7 @@ from pyggml.llm.openai.request import new_id, now
 
 from .engine_thread import Answering
 from .errors import HTTPError
-from .http import EventStream, Json, event, until_gone
+from .http import Json, event
 from .openai import begin_chat, whole_chat
 from .schemas import ChatBody, Sampled
 from .service import Service, service_of
@@ -42,12 +42,9 @@ async def responses(request: Request) -> Response:
     answering, (answer,) = await begin_chat(service, _chat(body))
     shown = _Response(service, body, answering)
     if body.stream:
-        o = service.options
         events = _events(shown, answering, answer)
-        return EventStream(
-            events, o.sse_ping_interval, o.timeout, lambda e: event({"type": "error", **e.json["error"]})
-        )
-    whole = await until_gone(request, whole_chat(service, answering, [answer]))
+        return service.stream(answering, events, lambda e: event({"type": "error", **e.json["error"]}, "error"))
+    whole = await service.whole(request, answering, whole_chat(service, answering, [answer]))
     message = whole["choices"][0]["message"]
     return Json(shown.json(_Items().all(message), whole["choices"][0]["finish_reason"]))
 
@@ -241,17 +238,14 @@ async def _events(shown: _Response, answering: Answering, answer: ChatAnswer) ->
         return event({**data, "sequence_number": n - 1}, data["type"])
 
     items, reason = _Items(), None
-    try:
-        for kind in ("response.created", "response.in_progress"):
-            yield numbered({"type": kind, "response": shown.json([], None)})
-        async for _, token in answering:
-            for part in answer.parts(token):
-                for data in items.of(cast("Mapping[str, Any]", part["choices"][0]["delta"])):
-                    yield numbered(data)
-                reason = part["choices"][0]["finish_reason"]
-        for data in items.closed():
-            yield numbered(data)
-        last = "response.incomplete" if reason == "length" else "response.completed"
-        yield numbered({"type": last, "response": shown.json(items.items, reason or "stop")})
-    finally:
-        answering.close()
+    for kind in ("response.created", "response.in_progress"):
+        yield numbered({"type": kind, "response": shown.json([], None)})
+    async for _, token in answering:
+        for part in answer.parts(token):
+            for data in items.of(cast("Mapping[str, Any]", part["choices"][0]["delta"])):
+                yield numbered(data)
+            reason = part["choices"][0]["finish_reason"]
+    for data in items.closed():
+        yield numbered(data)
+    last = "response.incomplete" if reason == "length" else "response.completed"
+    yield numbered({"type": last, "response": shown.json(items.items, reason or "stop")})

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model
 
 from . import create_app, needs_extra
 from .options import ListenOptions, ServeOptions
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 
 def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: bool = False) -> None:
@@ -22,12 +27,17 @@ def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: boo
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
         raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
     app = create_app(model, options)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
+            await app(scope, receive, send)
+
     uds = listen.host if listen.host.endswith(".sock") else None
     where: dict[str, Any] = {"uds": uds} if uds else {"host": listen.host, "port": listen.port}
     if listen.ssl_key_file is not None:
         where |= {"ssl_keyfile": listen.ssl_key_file, "ssl_certfile": listen.ssl_cert_file}
     config = uvicorn.Config(
-        app,
+        application,
         **where,
         http="h11",  # it bounds the size of headers
         ws="none",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -29,7 +29,7 @@ from pyggml.types import Floats
 
 from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
-from .http import json_object
+from .http import EventStream, event, json_object, until_gone
 from .options import ServeOptions
 from .schemas import TextBody, sampling
 
@@ -125,6 +125,7 @@ class Service:
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
         if not 0 < len(prompts) * n <= limits.REQUEST_TEXTS:
             raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(prompts) * n}")
+        self.thread.check_room(len(prompts) * n)  # before grammars are compiled
         made: list[Generation] = []
         for ids in prompts:
             self._check(ids)
@@ -183,6 +184,22 @@ class Service:
         return ids
 
     # -- answers ----------------------------------------------------------------------------------------------------
+
+    async def whole(self, request: Request, answering: Answering, answer: Awaitable[T]) -> T:
+        """An answer that is made of all tokens; they end when the client leaves."""
+        try:
+            return await until_gone(request, answer)
+        finally:
+            answering.close()
+
+    def stream(
+        self,
+        answering: Answering,
+        events: AsyncIterator[bytes],
+        failed: Callable[[HTTPError], bytes] = lambda e: event(e.json),
+    ) -> EventStream:
+        """An answer in parts, as tokens come."""
+        return EventStream(events, answering.close, self.options.sse_ping_interval, self.options.timeout, failed)
 
     def usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The tokens of answers to one prompt or several; a prompt counts once."""

@@ -17,7 +17,7 @@ from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
-from .errors import HTTPError, of_request
+from .errors import HTTPError, of_generation, of_request
 from .http import Json, json_body, json_object
 from .native import settings
 from .schemas import Adapter
@@ -28,6 +28,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 async def health(request: Request) -> Response:
     """GET /health."""
+    if service_of(request).thread.stopped:
+        raise HTTPError(503, "the server is stopping")
     return Json({"status": "ok"})
 
 
@@ -160,7 +162,7 @@ async def slot_action(request: Request) -> Response:
     try:
         return Json(await service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq)))
     except Exception as e:
-        raise of_request(e) from e
+        raise (of_generation if name == "save" else of_request)(e) from e  # a full disk is not the client's fault
 
 
 def _busy(service: Service, seq: int) -> bool:

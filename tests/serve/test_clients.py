@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,9 @@ HI: Any = [{"role": "user", "content": "Tell me of a fox."}]
 
 
 @pytest.fixture
-def client(served: Served) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{served[0]}/v1", api_key=KEY, max_retries=0)
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served[0]}/v1", api_key=KEY, max_retries=0) as c:
+        yield c
 
 
 class Where(BaseModel):
@@ -80,14 +82,21 @@ def test_openai_embeddings_and_errors(client: openai.OpenAI, served: Served) -> 
     got = client.embeddings.create(model="x", input=["a dog", "a cat"])  # asks for base64
     plain = client.embeddings.create(model="x", input="a dog", encoding_format="float")
     assert got.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-6)
-    with pytest.raises(openai.AuthenticationError, match="Invalid API Key"):
-        openai.OpenAI(base_url=f"{served[0]}/v1", api_key="no").completions.create(model="x", prompt="y")
+    with (
+        openai.OpenAI(base_url=f"{served[0]}/v1", api_key="no") as stranger,
+        pytest.raises(openai.AuthenticationError, match="Invalid API Key"),
+    ):
+        stranger.completions.create(model="x", prompt="y")
     with pytest.raises(openai.BadRequestError, match="exceeds the available context size"):
         client.completions.create(model="x", prompt="a b c d " * 400)
 
 
 def test_anthropic(served: Served) -> None:
-    client = anthropic.Anthropic(base_url=served[0], api_key=KEY, max_retries=0)
+    with anthropic.Anthropic(base_url=served[0], api_key=KEY, max_retries=0) as client:
+        ask_anthropic(client)
+
+
+def ask_anthropic(client: anthropic.Anthropic) -> None:
     options: Any = {
         "model": "x",
         "messages": HI,
@@ -173,6 +182,21 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         assert last["stop"] is True and last["tokens_predicted"] == 300
         assert p.wait(10) in (0, -signal.SIGTERM)
         assert p.stderr is not None and b"Traceback" not in p.stderr.read()
+
+
+def test_ctrl_c_cuts_at_the_deadline() -> None:
+    with process("-c", 65536, "-np", 1, "--stop-seconds", 0) as (url, p):
+        body = {"prompt": "Once", "ignore_eos": True, "stream": True}
+        with (
+            pytest.raises(httpx.RemoteProtocolError),
+            httpx.stream("POST", f"{url}/completion", json=body, timeout=30) as r,
+        ):
+            lines = r.iter_lines()
+            next(lines)
+            p.send_signal(signal.SIGINT)
+            list(lines)
+        assert p.wait(10) == 130 and p.stderr is not None
+        assert b"Traceback" not in p.stderr.read()
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,7 +124,7 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     file = tmp_path / "keys"
     file.write_text("# of Ann\nann-key\n\n")
     options = ServeOptions(n_parallel=1, api_key="key-1,key-2", api_key_file=str(file))
-    assert "key-1" not in repr(options.keys)
+    assert "key-1" not in repr(options.keys) + repr(options)
     body = {"prompt": "x", "n_predict": 1}
     with TestClient(create_app(tales, options)) as c:
         for key in ("key-1", "key-2", "ann-key"):
@@ -211,8 +212,14 @@ def in_app(
 
 def test_too_many_wait(tales: gg.Model) -> None:
     async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
-        body = {"prompt": "x", "n_predict": 60, "ignore_eos": True, "temperature": 0}
-        answers = await asyncio.gather(*(c.post(COMPLETION, json=body) for _ in range(6)))
+        gate, body = threading.Event(), {"prompt": "x", "n_predict": 6, "temperature": 0}
+        held = asyncio.ensure_future(thread.call(lambda: gate.wait(9)))
+        asked = [asyncio.ensure_future(c.post(COMPLETION, json=body)) for _ in range(6)]
+        while sum(a.done() for a in asked) < 3:
+            await asyncio.sleep(0.001)
+        gate.set()
+        await held
+        answers = await asyncio.gather(*asked)
         codes = sorted(r.status_code for r in answers)
         assert codes == [200, 200, 200, 503, 503, 503]
         refused = next(r for r in answers if r.status_code == 503)
@@ -228,24 +235,25 @@ def test_a_client_that_leaves_frees_its_slot(tales: gg.Model, stream: bool, when
     """In each phase; the texts of others are as before."""
 
     async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        engine = thread.engine
+        assert thread.ctx is not None and engine is not None
+        decode = thread.ctx.decode
         short = {"prompt": "A dog", "n_predict": 4, "temperature": 0}
         alone = (await c.post(COMPLETION, json=short)).json()["content"]
         long = {"prompt": "Once", "n_predict": 500, "ignore_eos": True, "stream": stream}
-        first = asyncio.ensure_future(c.post(COMPLETION, json=long))
-        second = asyncio.ensure_future(c.post(COMPLETION, json=long)) if when == "waiting" else None
-        engine = thread.engine
-        assert engine is not None
-        while not (engine.slots and engine.slots[0].generation.n_predict == 500):
-            await asyncio.sleep(0.001)
-        while when == "tokens" and len(engine.slots[0].generation.ids) < 3:
-            await asyncio.sleep(0.001)
-        generations = [engine.slots[0].generation]
-        for task in (first, second):
-            if task is not None:
+        with pytest.MonkeyPatch.context() as patch:  # a slower model
+            patch.setattr(thread.ctx, "decode", lambda batch: (time.sleep(0.002), decode(batch)))  # pyright: ignore
+            asked = [asyncio.ensure_future(c.post(COMPLETION, json=long)) for _ in range(1 + (when == "waiting"))]
+            while not (engine.slots and engine.slots[0].generation.n_predict == 500):
+                await asyncio.sleep(0.001)
+            while when == "tokens" and len(engine.slots[0].generation.ids) < 3:
+                await asyncio.sleep(0.001)
+            g = engine.slots[0].generation
+            for task in asked:
                 task.cancel()
-        await asyncio.gather(*(t for t in (first, second) if t is not None), return_exceptions=True)
-        assert (await c.post(COMPLETION, json=short)).json()["content"] == alone
-        assert generations[0].finish_reason is None and len(generations[0].ids) < 400 and thread.n_waiting == 0
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert (await c.post(COMPLETION, json=short)).json()["content"] == alone
+        assert g.finish_reason is None and len(g.ids) < 400 and thread.n_waiting == 0
 
     in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 
@@ -278,6 +286,25 @@ def test_a_batch_that_fails_ends_its_texts_alone(tales: gg.Model) -> None:
         assert (await c.post(COMPLETION, json={"prompt": "x", "n_predict": 4})).status_code == 200
 
     in_app(tales, ServeOptions(n_parallel=2, context={"n_threads": 1}), test)
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
+    """By an error of its own, too."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        body = {"prompt": "x", "n_predict": 400, "ignore_eos": True}
+        asked = asyncio.ensure_future(c.post(COMPLETION, json=body))
+        await asyncio.sleep(0.01)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda _: None)
+            patch.setattr(thread, "_do_jobs", lambda: 1 / 0)
+            r = await asked
+            assert r.status_code == 503 and "stopping" in r.json()["error"]["message"]
+            for path in ("/health", "/slots"):
+                assert (await c.get(path)).status_code == 503
+            assert (await c.post(COMPLETION, json=body)).status_code == 503
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 
 
 def test_signs_of_life(tales: gg.Model) -> None:

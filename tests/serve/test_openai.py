@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from starlette.testclient import TestClient
 import pyggml as gg
 from pyggml.serve import ServeOptions, create_app
 
+from ..random_model import random_weights, write_random
 from .conftest import events
 
 HI = [{"role": "user", "content": "Tell me of a fox."}]
@@ -171,6 +173,29 @@ def test_embeddings(client: TestClient, tales: gg.Model) -> None:
 def test_no_reranker(client: TestClient, path: str) -> None:
     r = client.post(path, json={"query": "q", "documents": ["a"]})
     assert r.status_code == 400 and "no reranker" in r.json()["error"]["message"]
+
+
+def test_rerank(tmp_path: Path) -> None:
+    """As `Model.rerank`, the best first; a server for it continues no texts."""
+    tokens = ["<unk>", "▁", *"abcdefgh"]
+    kv = {"vocab_size": len(tokens), "attention.layer_norm_epsilon": 1e-5, "pooling_type": 4}
+    head = ("cls.weight", "cls.bias", "cls.output.weight", "cls.output.bias")
+    model = gg.load_model(
+        write_random(tmp_path / "m.gguf", "bert", kv, random_weights("bert", kv, head), tokens), repack=False
+    )
+    documents = ["a cab", "bad", "hedge"]
+    want = model.rerank("a bad head", documents)
+    with TestClient(create_app(model, ServeOptions(reranking=True))) as c:
+        body = {"query": "a bad head", "documents": documents}
+        got = c.post("/v1/rerank", json=body).json()
+        assert [r["index"] for r in got["results"]] == np.argsort(-want).tolist()
+        scores = {r["index"]: r["relevance_score"] for r in got["results"]}
+        np.testing.assert_allclose([scores[i] for i in range(3)], want, rtol=1e-5)
+        assert len(c.post("/rerank", json={**body, "top_n": 1}).json()["results"]) == 1
+        tei = c.post("/rerank", json={"query": "a bad head", "texts": documents, "return_text": True}).json()
+        assert [r["text"] for r in tei] == [documents[r["index"]] for r in tei] and "score" in tei[0]
+        assert c.post("/completion", json={"prompt": "a"}).status_code == 501
+        assert c.get("/slots").json() == [] and c.post("/slots/0?action=erase").status_code == 400
 
 
 def test_messages(client: TestClient) -> None:
