@@ -9,7 +9,7 @@ export const $ = (id) => document.getElementById(id);
 export function h(tag, attributes = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const element = document.createElement(name || "div");
-  element.classList.add(...classes);
+  if (classes.length) element.classList.add(...classes);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") element.addEventListener(key.slice(2), value);
