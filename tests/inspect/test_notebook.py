@@ -13,7 +13,7 @@ import pytest
 import pyggml as gg
 from pyggml.llm.model import load_model
 
-from .browser import Browser
+from ..browser import Browser
 
 
 def parsed(fragment: str | None) -> ET.Element:

@@ -21,8 +21,8 @@ from pyggml.inspect.record import Recorder, Run, record, record_model
 from pyggml.inspect.values import values_of
 from pyggml.llm.model import load_model
 
+from ..browser import Browser, Pixels
 from ..tiny_model import KV, write_gguf
-from .browser import Browser, Pixels
 
 IDS = [5, 6, 7, 250, 9]
 

@@ -169,8 +169,3 @@ def test_adapters(tiny: Path, tmp_path: Path) -> None:
         assert ask(c, n_probs=1, prompt="Hello there")["completion_probabilities"] == plain
         for bad in ([{"id": 1, "scale": 1}], [{"id": 0}], {"id": 0}, [3]):
             assert c.post("/lora-adapters", json=bad).status_code == 400, bad
-
-
-def test_the_page(client: TestClient) -> None:
-    assert "<textarea" in client.get("/").text
-    assert "chat/completions" in client.get("/page.js").text

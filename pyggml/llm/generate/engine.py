@@ -200,7 +200,8 @@ class Engine:
             evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self.slots, strict=True)]
             n = max(evaluated)
             source = evaluated.index(n)
-            if max(k for i, k in enumerate(alike) if i == source or not self.slots[i].ended) >= n + _WORTH_WAITING:
+            under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended)
+            if max(under_way, default=0) >= n + _WORTH_WAITING:
                 return False
         if source == seq:
             memory.seq_rm(seq, n, -1)

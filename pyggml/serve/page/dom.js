@@ -1,4 +1,4 @@
-// Elements without a framework: every text goes through text nodes, never through innerHTML.
+// Elements without a framework. Text gets into the page as text nodes alone: HTML is never made of text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -9,7 +9,7 @@ export const $ = (id) => document.getElementById(id);
 export function h(tag, attributes = {}, ...children) {
   const [name, ...classes] = tag.split(".");
   const element = document.createElement(name || "div");
-  element.classList.add(...classes);
+  if (classes.length) element.classList.add(...classes);
   for (const [key, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") element.addEventListener(key.slice(2), value);

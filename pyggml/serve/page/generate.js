@@ -19,7 +19,7 @@ export async function generate(server, conversation, node, signal, changed) {
     const prompt = shown.map((piece) => piece.text).join("");
     return complete({ ...body, prompt }, node, signal, changed);
   }
-  const before = shown.slice(0, -1).map(({ role, text }) => ({ role, content: text }));
+  const before = shown.slice(0, -1).filter(({ text }) => text).map(({ role, text }) => ({ role, content: text }));
   const messages = conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...before] : before;
   if (!node.text) return chat({ ...body, messages }, node, signal, changed);
   let { prompt } = await json("apply-template", { model, messages }, signal);

@@ -9,14 +9,14 @@ import { download, drawer, showConversations } from "./sidebar.js";
 import { showModel, startStatus } from "./status.js";
 import { forget, load, save, saveSettings, settings } from "./store.js";
 import { Thread } from "./thread.js";
-import { add, last, newConversation, path, remove, turn } from "./tree.js";
+import { add, last, newConversation, path, turn } from "./tree.js";
 
 const OPENINGS = ["Once upon a time", "There was once a king who had three sons", "Deep in the forest stood"];
 const server = { props: null, models: [] };
 const runs = new Map(); // node -> { abort, conversation }
 let conversations = load();
 let current = conversations.find((c) => c.id === settings.current) ?? null;
-let look = () => {};
+let look = null; // looks at the slots
 
 const thread = new Thread($("thread"), {
   edit(node, text) {
@@ -30,9 +30,9 @@ const thread = new Thread($("thread"), {
   turn(node, step) {
     const shown = turn(current, node, step);
     changed(current);
-    const name = step < 0 ? "left" : "right";
-    const buttons = [...document.querySelectorAll(`[data-acts="${shown.id}"] .switcher button, [data-id="${shown.id}"] .switcher button`)];
-    (buttons[name === "left" ? 0 : 1]?.disabled ? buttons[name === "left" ? 1 : 0] : buttons[name === "left" ? 0 : 1])?.focus();
+    const at = `[data-acts="${shown.id}"] .switcher button:enabled, .piece[data-id="${shown.id}"] .switcher button:enabled`;
+    const buttons = [...document.querySelectorAll(at)];
+    buttons.at(step < 0 ? 0 : -1)?.focus();
   },
 });
 
@@ -68,7 +68,7 @@ async function run(conversation, node) {
   changed(conversation);
   toEnd();
   say("Answering");
-  look();
+  look?.();
   try {
     await generate(server, conversation, node, abort.signal, () => {
       draw();
@@ -86,7 +86,7 @@ async function run(conversation, node) {
     runs.delete(node);
     if (conversation === current) spoken(true);
     follow(() => changed(conversation));
-    look();
+    look?.();
   }
 }
 
@@ -117,6 +117,7 @@ function changed(conversation) {
 
 function show() {
   const isText = current.mode === "text";
+  const inside = $("thread").contains(document.activeElement);
   closeProbe();
   const empty = !last(current).parent;
   document.body.classList.toggle("is-text", isText);
@@ -136,6 +137,7 @@ function show() {
   document.title = current.title ? `${current.title} · pyggml` : "pyggml";
   showDefaults(server, current.mode);
   welcome(isText, empty);
+  if (inside && document.activeElement === document.body) toField(); // what had the focus is there no more
 }
 
 function welcome(isText, empty) {
@@ -181,7 +183,12 @@ function open(conversation) {
   document.body.classList.remove("with-list");
   show();
   toEnd();
-  $("say").focus({ preventScroll: true });
+  toField();
+}
+
+/** Go to the message field; not by touch, where a keyboard would cover the page. */
+function toField() {
+  if (matchMedia("(hover: hover)").matches) $("say").focus({ preventScroll: true });
 }
 
 function begin(mode) {
@@ -257,9 +264,8 @@ for (const mode of ["chat", "text"]) {
 }
 $("new").addEventListener("click", () => begin(current.mode));
 $("export").addEventListener("click", () => download(`${(current.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 40)}.json`, current));
-$("theme").addEventListener("click", () => {
-  themeLabel(window.switchTheme());
-});
+$("theme").addEventListener("click", window.switchTheme);
+$("theme").append(icon("moon"), icon("sun"));
 $("system").addEventListener("input", () => {
   settings.system = current.system = $("system").value;
   saveSettings();
@@ -271,22 +277,18 @@ $("model").addEventListener("change", () => {
   connect();
 });
 
-function themeLabel(theme) {
-  const label = theme === "dark" ? "Light colours" : "Dark colours";
-  $("theme").setAttribute("aria-label", label);
-  $("theme").title = label;
-  $("theme").replaceChildren(icon(theme === "dark" ? "sun" : "moon"));
-}
-
 // -- the server ---------------------------------------------------------------------------------------------------------
 
 addEventListener("needs-key", () => {
-  if (!$("key").open) $("key").showModal();
+  if ($("key").open) return;
+  $("key").returnValue = "";
+  $("key").showModal();
 });
 $("key").addEventListener("close", () => {
-  if (!$("key-text").value) return;
-  setKey($("key-text").value);
+  const key = $("key-text").value;
   $("key-text").value = "";
+  if ($("key").returnValue !== "use") return;
+  setKey(key);
   connect();
 });
 
@@ -309,7 +311,8 @@ async function connect() {
       current = newConversation(server.props.has_chat_template === false ? "text" : "chat", settings.system);
       if (several) current.model = chosen.id;
     }
-    look = startStatus(() => runs.size > 0);
+    look ??= startStatus(() => runs.size > 0);
+    look(true);
   } catch (e) {
     if (e.code === undefined) throw e;
     $("offline").hidden = false;
@@ -324,7 +327,6 @@ const name = (id) => id.split("/").at(-1).replace(/\.gguf$/, "");
 
 $("retry").addEventListener("click", connect);
 for (const slot of document.querySelectorAll("[data-icon]")) slot.prepend(icon(slot.dataset.icon));
-themeLabel(document.documentElement.dataset.theme);
 drawer($("list"), $("open-list"), "with-list");
 const panel = drawer($("panel"), $("open-panel"), "with-panel");
 $("slots").addEventListener("click", () => panel.open());
@@ -336,5 +338,5 @@ for (const [id, of] of [["close-list", "with-list"], ["close-panel", "with-panel
 }
 await connect();
 toEnd();
-if (matchMedia("(hover: hover)").matches) $("say").focus({ preventScroll: true });
+toField();
 document.body.classList.add("ready");

@@ -26,15 +26,22 @@ export function tokenLeaf(node) {
     let i = find(at);
     for (let from = 0; from < text.length; i++) {
       const to = i + 1 < starts.length - 1 ? Math.min(starts[i + 1] - at, text.length) : text.length;
-      if (to > from) parent.append(element(node.tokens[i], i, text.slice(from, to)));
+      if (to > from) parent.append(...elements(node.tokens[i], i, text.slice(from, to)));
       from = Math.max(from, to);
     }
   };
 }
 
-function element(token, i, text) {
-  if (!token[2]) return document.createTextNode(text);
-  return h("span.t", { "data-i": i, "data-surprise": surprise(token) }, text);
+function elements(token, i, text) {
+  if (!token[2]) return [text];
+  const space = /^ (?=\S)/.test(text) ? " " : ""; // stands outside, so that a word is marked without it
+  return [space, h("span.t", { "data-i": i, "data-surprise": surprise(token) }, text.slice(space.length))];
+}
+
+/** A token with its spaces made visible. */
+function shape(text) {
+  const parts = visible(text).split(/([␣⏎⇥]+)/);
+  return h("code", {}, ...parts.map((part, k) => (k % 2 ? h("span.space", {}, part) : part)));
 }
 
 /** Shows the alternatives of the token under the mouse, or of the one that was chosen by keyboard or touch.
@@ -42,6 +49,7 @@ function element(token, i, text) {
 export function startProbe(thread, nodeOf, pick) {
   const box = $("probe");
   let shown = null; // the token's element
+  let under = null; // the token's element that the mouse is over
   let pinned = false;
   let timer = 0;
 
@@ -50,6 +58,7 @@ export function startProbe(thread, nodeOf, pick) {
     shown?.classList.remove("on");
     if (refocus && shown?.isConnected) shown.focus();
     shown = null;
+    under = null;
     pinned = false;
     box.hidden = true;
   };
@@ -78,7 +87,7 @@ export function startProbe(thread, nodeOf, pick) {
       const broken = t[0].includes("�");
       const bar = h("i");
       bar.style.setProperty("--p", Math.exp(t[1]));
-      const name = t[0] === "" ? h("em", {}, "end") : h("code", {}, visible(t[0]));
+      const name = t[0] === "" ? h("em", {}, "end") : shape(t[0]);
       const label = `${t[0] === "" ? "end of text" : visible(t[0])}, ${percent(t[1])}${mine ? ", chosen" : ""}`;
       return h(
         "button.alternative",
@@ -97,7 +106,7 @@ export function startProbe(thread, nodeOf, pick) {
         h("span", {}, percent(t[1])),
       );
     });
-    box.replaceChildren(h("p", {}, "Instead of ", h("code", {}, visible(text))), h("div.rows", {}, ...rows));
+    box.replaceChildren(h("p", {}, "Instead of ", shape(text)), h("div.rows", {}, ...rows));
   };
 
   const place = (span) => {
@@ -108,14 +117,17 @@ export function startProbe(thread, nodeOf, pick) {
     box.style.setProperty("top", `${below ? at.bottom + 5 : Math.max(at.top - height - 5, 8)}px`);
   };
 
-  thread.addEventListener("pointerover", (e) => {
+  thread.addEventListener("pointermove", (e) => {
+    if (e.pointerType !== "mouse" || pinned || e.buttons) return;
     const span = e.target.closest?.(".t");
-    if (e.pointerType !== "mouse" || pinned) return;
+    if (span === under) return;
+    under = span;
     clearTimeout(timer);
-    if (span && span !== shown) timer = setTimeout(() => open(span, false), shown ? 60 : 220);
+    if (span && span !== shown) timer = setTimeout(() => span.isConnected && open(span, false), shown ? 60 : 220);
     else if (!span && shown) timer = setTimeout(close, 250);
   });
   thread.addEventListener("pointerleave", () => {
+    under = null;
     clearTimeout(timer);
     if (shown && !pinned) timer = setTimeout(close, 250);
   });

@@ -6,13 +6,15 @@ import { $, h } from "./dom.js";
 const BUSY = 700; // ms between two looks while something is under way
 const IDLE = 4000;
 
-/** Look at the slots again and again, as long as the page is seen. `isBusy`: whether this page waits for an answer. */
+/** A function that looks at the slots now, and again and again as long as the page is seen. `isBusy`: whether this page
+    waits for an answer. */
 export function startStatus(isBusy) {
   let before = null;
   let timer = 0;
   let stopped = false;
-  const look = async () => {
+  const look = async (again = false) => {
     clearTimeout(timer);
+    if (again === true) stopped = false;
     if (document.hidden || stopped) return;
     let busy = isBusy();
     try {
@@ -27,12 +29,11 @@ export function startStatus(isBusy) {
       busy ||= slots.some((slot) => slot.is_processing);
     } catch (e) {
       $("slots").hidden = true;
-      if (e.code === 501) stopped = true; // the server was started without them
+      if (e.code === 501 || e.code === 401) stopped = true; // the server does not show them
     }
     timer = setTimeout(look, busy ? BUSY : IDLE);
   };
   document.addEventListener("visibilitychange", look);
-  look();
   return look;
 }
 

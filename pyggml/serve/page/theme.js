@@ -15,6 +15,5 @@
     if (other === (dark.matches ? "dark" : "light")) localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, other);
     show();
-    return other;
   };
 })();

@@ -89,15 +89,18 @@ export class Thread {
     const busy = this.#running(node);
     const switcher = this.#switcher(node);
     if (switcher) acts.append(switcher);
-    if (!busy) {
+    if (!busy && node.text) {
       const copyButton = iconButton("copy", "Copy", () => copy(node.text, copyButton));
       copyButton.append(icon("check"));
       acts.append(copyButton, iconButton("edit", "Edit", () => this.#edit(node)));
-      if (node.role === "assistant") {
-        acts.append(iconButton("again", "Another answer", () => this.#act.again(node)));
-        if (isLast && node.end !== "stop") acts.append(iconButton("on", "Continue", () => this.#act.more(node)));
-        acts.append(this.#probabilities(node));
+    }
+    if (!busy && node.role === "assistant") {
+      if (node.error) acts.append(iconButton("again", "Try again", () => this.#act.more(node)));
+      else acts.append(iconButton("again", "Another answer", () => this.#act.again(node)));
+      if (isLast && node.text && !node.error && node.end !== "stop") {
+        acts.append(iconButton("on", "Continue", () => this.#act.more(node)));
       }
+      acts.append(this.#probabilities(node));
     }
     if (node.role === "assistant") acts.append(h("span.meta", {}, figures(node)));
     return acts;
@@ -201,7 +204,7 @@ export class Thread {
       const all = shown.map((node) => node.text).join("");
       const copyButton = iconButton("copy", "Copy the text", () => copy(all, copyButton));
       copyButton.append(icon("check"));
-      acts.querySelector('[aria-label="Copy"]').replaceWith(copyButton);
+      acts.querySelector('[aria-label="Copy"]')?.replaceWith(copyButton);
     }
     return [...made, acts];
   }
@@ -212,6 +215,6 @@ function figures(node) {
   const t = node.timings;
   if (!t?.n) return node.end === "stopped" ? "stopped" : "";
   const rate = t.rate >= 100 ? t.rate.toFixed(0) : t.rate.toFixed(1);
-  const why = { length: " · cut at its limit", stopped: " · stopped" }[node.end] ?? "";
+  const why = node.end === "stopped" ? " · stopped" : "";
   return `${t.n} ${t.n === 1 ? "token" : "tokens"} · ${rate} tokens/s${why}`;
 }

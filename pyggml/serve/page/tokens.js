@@ -43,7 +43,7 @@ export class Aligner {
 const round = (x) => Math.round(x * 1000) / 1000;
 
 /** A token as one sees it: spaces and line ends made visible. */
-export const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ | $/g, "␣") || "∅";
+export const visible = (text) => text.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length)) || "∅";
 
 /** A probability as text. */
 export function percent(logprob) {

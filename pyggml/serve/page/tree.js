@@ -47,15 +47,3 @@ export function turn(conversation, node, step) {
   above.pick = Math.min(Math.max(above.children.indexOf(node.id) + step, 0), above.children.length - 1);
   return conversation.nodes[above.children[above.pick]];
 }
-
-/** Take a message, with all below it, out of the tree. */
-export function remove(conversation, node) {
-  const above = conversation.nodes[node.parent];
-  above.children = above.children.filter((id) => id !== node.id);
-  above.pick = Math.max(0, above.children.length - 1);
-  const gone = [node.id];
-  for (const id of gone) {
-    gone.push(...conversation.nodes[id].children);
-    delete conversation.nodes[id];
-  }
-}

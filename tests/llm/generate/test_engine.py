@@ -112,6 +112,19 @@ def test_a_prompt_is_cancelled_between_its_batches(model: Model, ctx: LlamaConte
     assert not long.ids and short.ids == alone(model, "a")
 
 
+def test_nobody_waits_for_a_beginning_that_was_cancelled(model: Model, ctx: LlamaContext) -> None:
+    """The text of a cancelled generation stands in its slot, but nobody evaluates it any more."""
+    first, again = generation(ctx, "xyz" * 20), generation(ctx, "xyz" * 20)
+    engine = Engine(ctx, [first])
+    for _ in range(4):
+        list(engine.step())
+    engine.cancel(first)
+    engine.submit(again)
+    for _ in range(40):
+        list(engine.step())
+    assert not engine.busy and again.ids == alone(model, "xyz" * 20)
+
+
 def test_one_that_has_the_context_to_itself_leaves_what_it_evaluated(model: Model, ctx: LlamaContext) -> None:
     chain = SamplerChain(SamplingParams(temp=0.0, ignore_eos=True), model.vocab)
     g = Generation(ctx, model.tokenize("hello"), chain, N)

@@ -30,6 +30,7 @@ _DECODE = """(async () => {
   return [canvas.width, canvas.height, btoa(parts.join(""))];
 })()"""
 _HANGS = 240.0  # seconds: of a browser that says nothing
+_NEVER = 8.0  # seconds: of a page that does not come to what is waited for
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -60,6 +61,7 @@ class Browser:
         os.close(from_browser)
         self._buffer, self._n, self._session = b"", 0, ""
         self.errors: list[str] = []
+        self._origins = ["file:", "data:", "about:"]  # what a page may ask for
         pages = [t for t in self.send("Target.getTargets")["targetInfos"] if t["type"] == "page"]
         attached = self.send("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)
         self._session = attached["sessionId"]
@@ -86,7 +88,7 @@ class Browser:
             if got.get("method") == "Runtime.exceptionThrown":
                 self.errors.append(str(got["params"]["exceptionDetails"]))
             if got.get("method") == "Network.requestWillBeSent" and not got["params"]["request"]["url"].startswith(
-                ("file:", "data:", "about:")
+                tuple(self._origins)
             ):
                 self.errors.append(f"asks for {got['params']['request']['url']}")
             if got.get("id") == self._n:
@@ -118,6 +120,19 @@ class Browser:
         while not self.js("document.readyState == 'complete' && location.protocol == 'file:'"):
             assert time.monotonic() < end, "the page does not load"
             time.sleep(0.05)
+
+    def visit(self, url: str, ready: str) -> None:
+        """Open a page of a server, which alone it may ask, and wait until an expression holds."""
+        self._origins.append(url)
+        self.send("Page.navigate", url=url)
+        self.until(f"location.href == {json.dumps(url)} && ({ready})")
+
+    def until(self, code: str) -> None:
+        """Wait until an expression holds."""
+        end = time.monotonic() + _NEVER
+        while not self.js(code):
+            assert time.monotonic() < end, f"{code} does not come true; {self.errors}"
+            time.sleep(0.02)
 
     def settle(self) -> None:
         """Wait until what was drawn is on the screen."""
