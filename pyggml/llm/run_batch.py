@@ -45,9 +45,8 @@ def batch(
     those given here. Or it has `input`, text or token ids, and the result has its `embedding`, a list of numbers (see
     `Model.embed`). When the model's weights are streamed, each read of a layer serves all requests that are under way.
     The context has room for the `n_parallel` longest of them (`context`: further arguments for it). Prompt and text
-    together are no longer than the model was trained for. Which other requests run at the same time may decide between
-    tokens that are nearly equally likely, and change the last digits of embeddings (see `stream_batch`). A cache larger
-    than `kv_ram` lies in a file, see `LlamaContext`.
+    together are no longer than the model was trained for. A result does not depend on which other requests run at the
+    same time (docs/company.md). A cache larger than `kv_ram` lies in a file, see `LlamaContext`.
 
     `model` may be a path, or None for the model that ships with the package. Such a model is loaded with at most `ram`
     ("2GiB", or bytes) of its weights in memory, see `load_model`.

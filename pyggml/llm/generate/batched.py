@@ -73,8 +73,7 @@ def stream_batch(
     own is sampled with the common seed + its index, so that equal prompts get different texts.
 
     The context has room for the longest `n_parallel` texts. Beginnings that prompts have in common are evaluated once.
-    With greedy sampling the tokens are those of `Model.stream`, unless two tokens are almost equally likely: in the F16
-    of the cache, texts that are evaluated together are rounded differently.
+    With the same seed, or greedy sampling, the tokens are those of `Model.stream` (docs/company.md).
     Raises BatchError for an empty prompt or a bad `n_parallel`, and what `Model.stream` raises.
     """
     of_all = text_params(n_predict, asked)
