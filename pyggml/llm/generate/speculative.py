@@ -2,8 +2,8 @@
 itself are kept. Leviathan et al. 2022 and Chen et al. 2023 (a draft model), Saxena 2023 (prompt lookup).
 
 With greedy sampling the tokens are those of plain decoding. With other sampling they have the same distribution. When
-the guesses are not drawn at random (prompt lookup), the same seed even gives the same text. docs/company.md has the exceptions: where logits of several tokens are rounded in
-another way than those of one.
+the guesses are not drawn at random (prompt lookup), the same seed even gives the same text. docs/company.md has the
+exceptions, in which several tokens are rounded in another way than one.
 """
 
 from __future__ import annotations
