@@ -67,11 +67,14 @@ typedef struct pg_cell {
   int64_t head, token, seq;
 } pg_cell;
 
-// What a token does to a state. With along = a . s before the change, a row of keys becomes s * w + k * v. In the form
-// VALUE, u = c * (v - along) takes the place of v. In the form BESIDE, b * along is added. Then the row is read: y = r
-// . s. In the form INSIDE the state is stored with values side by side, and is read before it changes: y = c * v + r .
-// s.
-typedef enum pg_turn_form { PG_TURN_PLAIN, PG_TURN_VALUE, PG_TURN_BESIDE, PG_TURN_INSIDE } pg_turn_form;
+// What a token does to a state. It first reads along = a . s. Then each row of keys becomes s * w + k * v, and
+// is read: y = r . s.
+typedef enum pg_turn_form {
+  PG_TURN_PLAIN,  // nothing is read along a
+  PG_TURN_VALUE,  // v is replaced by c * (v - along)
+  PG_TURN_BESIDE, // b * along is added to the row
+  PG_TURN_INSIDE  // values lie side by side in the state, which is read before it changes: y = c * v + r . s
+} pg_turn_form;
 
 typedef struct pg_turn {
   const float *w, *k, *a, *b, *r; // [n]
@@ -106,7 +109,10 @@ PG_INLINE void pg_sums(float *to, const vf *acc, int R) {
 
 #define PG_UNROLL _Pragma("GCC unroll 8")
 
-enum { PG_TURN_AHEAD = 4096, PG_NEAR = 32 }; // bytes of software prefetch; rows that stay in the L1 cache
+enum {
+  PG_TURN_AHEAD = 4096, // bytes of software prefetch
+  PG_NEAR = 32          // rows that stay in the L1 cache
+};
 
 // along[r] = a . row r, for R rows, 1 or 4.
 PG_INLINE void pg_turn_along(const float *a, const float *rows, int64_t n, float *along, int R) {
@@ -175,6 +181,7 @@ PG_INLINE void pg_turns_rows(const pg_turns *c, int64_t i, int64_t rows, int R, 
     const pg_turn *x = &c->turn[t];
     const int last = t + 1 == c->n_turns || !reads;
     float *y = c->y + t * c->y_step + i;
+    // Two loops, so that each is compiled for its case.
     for (int64_t r = 0; last && r < rows; r += R)
       pg_turn_rows(x, NULL, from + r * n, s + r * n, n, x->v + i + r, along + r, y + r, R, form, once);
     for (int64_t r = 0; !last && r < rows; r += R)

@@ -65,7 +65,7 @@ async def messages(request: Request) -> Response:
     if body.stream:
         events = _events(service, body, answering, answer)
         return service.stream(answering, events, lambda e: event(_error(e), "error"))
-    whole = await service.whole(request, answering, whole_chat(service, answering, [answer]))
+    whole = await service.answered(request, answering, whole_chat(service, answering, [answer]))
     (g,) = answering.generations
     choice = whole["choices"][0]
     return Json(

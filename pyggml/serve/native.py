@@ -79,7 +79,7 @@ async def _answered(request: Request, service: Service, body: NativeBody, prompt
     answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:
         return service.stream(answering, _events(answering, answers))
-    return Json(await service.whole(request, answering, _whole(answering, answers)))
+    return Json(await service.answered(request, answering, _whole(answering, answers)))
 
 
 async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:

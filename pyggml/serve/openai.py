@@ -56,7 +56,7 @@ async def completions(request: Request) -> Response:
     ]
     if body.stream:
         return service.stream(answering, _completion_events(service, body, answering, answers))
-    return Json(await service.whole(request, answering, _whole_completion(service, answering, answers)))
+    return Json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
 
 
 def _completions(service: Service, body: CompletionBody) -> list[Generation]:
@@ -110,7 +110,7 @@ async def chat_completions(request: Request) -> Response:
     answering, answers = await begin_chat(service, body)
     if body.stream:
         return service.stream(answering, _chat_events(service, body, answering, answers))
-    return Json(await service.whole(request, answering, whole_chat(service, answering, answers)))
+    return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
 async def apply_template(request: Request) -> Response:

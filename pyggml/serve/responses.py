@@ -44,7 +44,7 @@ async def responses(request: Request) -> Response:
     if body.stream:
         events = _events(shown, answering, answer)
         return service.stream(answering, events, lambda e: event({"type": "error", **e.json["error"]}, "error"))
-    whole = await service.whole(request, answering, whole_chat(service, answering, [answer]))
+    whole = await service.answered(request, answering, whole_chat(service, answering, [answer]))
     message = whole["choices"][0]["message"]
     return Json(shown.json(_Items().all(message), whole["choices"][0]["finish_reason"]))
 

@@ -185,7 +185,7 @@ class Service:
 
     # -- answers ----------------------------------------------------------------------------------------------------
 
-    async def whole(self, request: Request, answering: Answering, answer: Awaitable[T]) -> T:
+    async def answered(self, request: Request, answering: Answering, answer: Awaitable[T]) -> T:
         """An answer that is made of all tokens; they end when the client leaves."""
         try:
             return await until_gone(request, answer)

@@ -12,30 +12,11 @@ typedef struct target {
 // A panel times nt columns, over a strip. Columns lie as many apart as r16_fixed_of says.
 PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs, target t) {
   const r16_fetch f = w->next;
-  const char *next = f.at;
-  int64_t left = f.run;
+  fetching at = fetching_of(&f);
   const int width = (nt + 3) / 4 * 4;
   vi sum[NT][2];
   UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
-  for (int64_t i = 0; i < pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
-    __builtin_prefetch(next);
-    __builtin_prefetch(next + f.step);
-    next += 2 * f.step;
-    if ((left -= 2) == 0) {
-      next += f.jump;
-      left = f.run;
-    }
-    UNROLL for (int64_t e = i; e < i + 2; e++, x += 2 * width) {
-      const vi w0 = vi_load(w->ints[e][0]), w1 = vi_load(w->ints[e][VF_N]);
-      UNROLL for (int j = 0; j < nt; j++) {
-        const vi b = pair(x + 2 * j);
-        sum[j][0] = dot_pairs(sum[j][0], w0, b);
-        STAYS(sum[j][0]);
-        sum[j][1] = dot_pairs(sum[j][1], w1, b);
-        STAYS(sum[j][1]);
-      }
-    }
-  }
+  for (int64_t i = 0; i < pairs; i += 2, x += 4 * width) dot_two_pairs(nt, sum, w->ints + i, x, width, &f, &at);
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
     const vf step = vf_mul(vf_load(w->steps + i * VF_N), vf_set1(steps[j]));
     vf_store(t.to + j * t.ld + i * VF_N, vf_fma(vf_of_vi(sum[j][i]), step, vf_load(t.before[j] + i * VF_N)));

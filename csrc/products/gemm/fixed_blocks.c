@@ -20,8 +20,7 @@ typedef struct target {
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   const r16_fetch f = w->next;
-  const char *next = f.at;
-  int64_t left = f.run;
+  fetching at = fetching_of(&f);
   const int width = (nt + 3) / 4 * 4;
   _Alignas(64) float room[NT][2][VF_N];
   float(*acc)[2][VF_N] = room;
@@ -47,25 +46,8 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
     IN_ORDER;
     vi sum[NT][2];
     UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
-    for (int64_t i = 0; i < w->pairs; i += 2) { // two pairs at a time share the instructions that do not multiply
-      __builtin_prefetch(next);
-      __builtin_prefetch(next + f.step);
-      next += 2 * f.step;
-      if ((left -= 2) == 0) {
-        next += f.jump;
-        left = f.run;
-      }
-      UNROLL for (int64_t d = 0; d < 2; d++, ints++, x.ints += 2 * width) {
-        const vi w0 = vi_load(ints[0][0]), w1 = vi_load(ints[0][VF_N]);
-        UNROLL for (int j = 0; j < nt; j++) {
-          const vi b = pair(x.ints + 2 * j);
-          sum[j][0] = dot_pairs(sum[j][0], w0, b);
-          STAYS(sum[j][0]);
-          sum[j][1] = dot_pairs(sum[j][1], w1, b);
-          STAYS(sum[j][1]);
-        }
-      }
-    }
+    for (int64_t i = 0; i < w->pairs; i += 2, ints += 2, x.ints += 4 * width)
+      dot_two_pairs(nt, sum, ints, x.ints, width, &f, &at);
     IN_ORDER;
     const vf s0 = vf_load(w->scales[e]), s1 = vf_load(w->scales[e] + VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
