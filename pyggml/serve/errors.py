@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pyggml.errors import GGMLError, SamplerError
+from pyggml.errors import BackendError, GGMLError, SamplerError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -68,6 +68,8 @@ def of_request(e: Exception) -> HTTPError:
 
 def of_generation(e: Exception) -> HTTPError:
     """The error of a text that had begun. What the request asked for is to blame for a SamplerError alone."""
+    if isinstance(e, BackendError) and str(e).partition("\n")[0].endswith(": aborted"):
+        return HTTPError(503, "the server is stopping")  # Ctrl-C breaks off the graph that runs
     if isinstance(e, GGMLError) and not isinstance(e, SamplerError):
         return HTTPError(500, " ".join(str(e).split()))
     return of_request(e)
