@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps", "inspect.layers"),
     ("compute", "missing", "bars"),
+    ("media",),
     ("testing",),
     ("models",),
     ("llm.vocab",),
