@@ -20,8 +20,7 @@ class UMedia:
     rows        float32 [n_tokens, n_embd]: the embeddings of the tokens in `given`; other rows are not read
     given       bool [n_tokens]: tokens whose embeddings are given; `token` is 0 there
     deepstack   float32 [n_levels, n_tokens, n_embd]: added to what the first layers give (0 for tokens of text)
-    until       int32 [n_tokens]: the last position that a token sees. It is behind the token's own inside of pictures
-                whose rows see each other
+    group       int32 [n_tokens]: tokens of the same group see each other, whichever comes first; -1: of no group
     turns       int32 [3, n_tokens]: positions for the rope in time, height and width, when they are not `pos`
     drift       int32 [n_tokens]: what the cells keep of these, see `KVCells.drift`
     """
@@ -29,7 +28,7 @@ class UMedia:
     rows: Floats | None = None
     given: npt.NDArray[np.bool_] | None = None
     deepstack: Floats | None = None
-    until: Ints | None = None
+    group: Ints | None = None
     turns: Ints | None = None
     drift: Ints | None = None
 

@@ -35,14 +35,16 @@ class MediaRow:
 
     row        float32 [n_embd]: the embedding that takes the token's place; None: the token keeps its own
     deepstack  float32 [n_levels, n_embd]: what is added to the outputs of the first layers
-    until      the last position that the token sees, behind its own; -1: its own
+    group      tokens of its sequence with the same group see each other, whichever comes first; -1: of no group
+    n_group    how many tokens the group has, which must all be in one batch
     turn       how far its positions in time, height and width (in the rope) are from that of a token of text here
     drift      how far the token moves the positions of those behind it
     """
 
     row: Floats | None = None
     deepstack: Floats | None = None
-    until: int = -1
+    group: int = -1
+    n_group: int = 0
     turn: tuple[int, int, int] = (0, 0, 0)
     drift: int = 0
 

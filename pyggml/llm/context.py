@@ -481,13 +481,13 @@ class LlamaContext(Closeable):
         n_kv = tuple([c.n_kv() for c in graphs.caches])
         n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if graphs.memory.equal_seqs else 1
         hidden = self._graphs.hidden
-        mixed, until = (False, None) if u.media is None else (u.media.rows is not None, u.media.until)
+        mixed, group = (False, None) if u.media is None else (u.media.rows is not None, u.media.group)
         size = GraphSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden, mixed)
         ready = graphs.get(size)
         ready.fill(u, graphs.memory)
         for mask, head, slot, n in zip(graphs.masks, ready.heads, slots, n_kv, strict=False):
             if mask is not None:
-                mask.write(u.pos, u.seq, slot, n, u.sets is not None, until)
+                mask.write(u.pos, u.seq, slot, n, u.sets is not None, group)
             if slot is not None:
                 head.bind(slot.start)
         ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,23 @@ class MediaPrompt:
     images  in the order of their placeholders: a path, the bytes of a file, a PIL image, a uint8 array [height, width,
             3], or `pyggml.media.Features`, which a tower made before
     audio   the same for sounds: a path, the bytes of a file, samples, or Features
+    token_types   of PaliGemma alone, one for each token: tokens of type 0 see each other, whichever comes first.
+            PaliGemma was trained with 0 for all of a prompt. None: 1 for the rows of pictures, 0 for the others, which
+            is what other models take as token types
     """
 
     ids: Sequence[int]
     images: Sequence[Any] = ()
     audio: Sequence[Any] = ()
+    token_types: Sequence[int] | None = None
 
     def batch(self, model: LoadedModel, first: int = 0, seq: int = 0) -> Batch:
         """The batch of the prompt at position `first` of a sequence; logits of its last token are wanted. The towers
         run here. Raises BatchError when placeholders and rows do not fit together, ModelError for a model that cannot
         see or hear."""
         batch = Batch.prompt(self.ids, first, seq)
-        batch.media = {i: m for i, m in enumerate(media_rows(model, self.ids, self.features(model), first)) if m}
+        rows = media_rows(model, self.ids, self.features(model), self.token_types)
+        batch.media = {i: m for i, m in enumerate(rows) if m}
         return batch
 
     def features(self, model: LoadedModel) -> dict[str, list[Features]]:
@@ -69,9 +73,11 @@ def media_token(model: LoadedModel, media: str = "image") -> int | None:
         return said
     if "tokenizer.ggml.tokens" not in model.kv:
         return None
-    known = _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS
-    found = (model.vocab.find(text) for text in known)
-    return next((token for token in found if token is not None), None)
+    for text in _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS:
+        ids = model.vocab.tokenize(text, False, True)
+        if len(ids) == 1 and model.vocab.text(ids[0]) == text:
+            return ids[0]
+    return None
 
 
 def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
@@ -87,33 +93,32 @@ def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
 
 
 def media_rows(
-    model: LoadedModel, ids: Sequence[int], features: dict[str, list[Features]], first: int
+    model: LoadedModel, ids: Sequence[int], features: dict[str, list[Features]], types: Sequence[int] | None = None
 ) -> list[MediaRow | None]:
-    """For each token of a prompt at position `first` what it is besides its id; None for most tokens of text."""
+    """For each token of a prompt what it is besides its id; None for most tokens of text. `types`: see
+    `MediaPrompt.token_types`."""
     tokens = np.asarray(token_ids(ids), np.int64)
     rows: list[MediaRow | None] = [None] * len(tokens)
     for media, items in features.items():
         for i, row in _placed(model, tokens, media, items):
             rows[i] = row
     family = model.kv.get("pyggml.media.family", model.arch)
-    if not features.get("image") or family not in (*_BLOCKS, *_PREFIX):
+    seen = tokens == media_token(model)
+    if family in _PREFIX:
+        if types is not None and len(types) != len(tokens):
+            raise BatchError(f"{len(types)} token types for {len(tokens)} tokens")
+        free = ~seen if types is None else np.asarray(types) == 0
+        group = np.where(free & bool(features.get("image")), 0, -1)
+    elif family in _BLOCKS and features.get("image"):
+        begins = seen & ~np.concatenate((np.zeros(1, np.bool_), seen[:-1]))
+        group = np.where(seen, np.cumsum(begins) - 1, -1)
+    else:
         return rows
-    ends = np.full(len(tokens), len(tokens) - 1)
-    if family in _BLOCKS:
-        inside = tokens == media_token(model)
-        ends = np.where(inside, _run_ends(inside), -1)
-    for i, end in enumerate(ends.tolist()):
-        if end > i:
-            m = rows[i] or MediaRow()
-            rows[i] = MediaRow(m.row, m.deepstack, first + end, m.turn, m.drift)
+    sizes = np.bincount(group[group >= 0], minlength=1)
+    for i, g in enumerate(group.tolist()):
+        if g >= 0:
+            rows[i] = replace(rows[i] or MediaRow(), group=g, n_group=int(sizes[g]))
     return rows
-
-
-def _run_ends(inside: np.ndarray[Any, np.dtype[np.bool_]]) -> Ints:
-    """For each element the index of the last one that is True without a gap."""
-    n = len(inside)
-    stops = np.where(inside, n, np.arange(n))
-    return np.minimum.accumulate(stops[::-1])[::-1] - 1
 
 
 def _placed(
@@ -151,7 +156,8 @@ def _placed(
         for i, place in enumerate(places.tolist()):
             turn = (0, 0, 0) if turns is None else (int(turns[0, i]), int(turns[1, i]), int(turns[2, i]))
             deep = None if f.deepstack is None else f.deepstack[:, i]
-            yield place, MediaRow(f.rows[i], deep, -1, turn, 0 if drifts is None else int(drifts[i]))
+            drift = 0 if drifts is None else int(drifts[i])
+            yield place, MediaRow(f.rows[i], deep, turn=turn, drift=drift)
 
 
 def _turns(grid: tuple[int, int, int]) -> tuple[Ints, Ints]:
@@ -179,5 +185,5 @@ def media_key(thing: Any) -> bytes:
         parts = [np.asarray(thing)]
     for part in parts:
         h.update(f"{type(part).__name__} {getattr(part, 'shape', '')} {getattr(part, 'dtype', '')}".encode())
-        h.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else bytes(part) if isinstance(part, bytes) else repr(part).encode())
+        h.update(part.tobytes() if isinstance(part, np.ndarray) else part if isinstance(part, bytes) else repr(part).encode())
     return h.digest()

@@ -61,7 +61,7 @@ class SBatch:
         self.sets = batch.seq_ids if shared else None
         self.first = np.array([ids[0] for ids in batch.seq_ids], np.int32)
         self.simple_split, self.n_tokens, self.out_ids = simple_split, n, _NONE
-        self.media = _media(batch.media, self.pos) if batch.media else None
+        self.media = _media(batch.media, self.pos, self.first) if batch.media else None
         if self.media is not None and self.media.given is not None and self.token is not None:
             self.token[self.media.given] = 0
         if simple_split:
@@ -89,7 +89,7 @@ class SBatch:
             may = np.flatnonzero(self._whole[self._done : self._done + n])
             if not len(may):
                 size = int(np.argmax(self._whole[self._done :])) + 1
-                raise BatchError(f"{size} tokens of a picture see each other, but only n_ubatch = {n_ubatch} run together")
+                raise BatchError(f"{size} tokens see each other, but only n_ubatch = {n_ubatch} run together")
             n = int(may[-1]) + 1
         self._done += n
         return self._take([(group, n)])
@@ -163,18 +163,14 @@ class SBatch:
     def _cuts(self) -> npt.NDArray[np.bool_] | None:
         """For each token in the order of evaluation, whether a ubatch may end with it: no tokens that see each other
         are on both sides. None: after any token. Raises BatchError when such tokens are not all in the batch."""
-        until = None if self.media is None else self.media.until
-        if until is None:
+        group = None if self.media is None else self.media.group
+        if group is None:
             return None
         n = len(self.ids)
-        at = np.empty(n, np.int64)  # of each token of the batch, its place in the order of evaluation
-        at[self.ids] = np.arange(n)
         last = np.arange(n)
-        for i in np.flatnonzero(until > self.pos).tolist():
-            of = np.flatnonzero((self.first == self.first[i]) & (self.pos == until[i]))
-            if not len(of):
-                raise BatchError(f"the token at position {self.pos[i]} sees those up to {until[i]}: all must be in a batch")
-            last[at[i]] = at[of[0]]
+        for g in range(int(group.max()) + 1):
+            of = np.flatnonzero(group[self.ids] == g)
+            last[of] = of[-1]
         return np.maximum.accumulate(last) == np.arange(n)
 
     def _groups(self) -> list[SeqGroup]:
@@ -224,8 +220,9 @@ class SBatch:
         return u
 
 
-def _media(rows: Mapping[int, MediaRow], pos: Ints) -> UMedia:
-    """What a batch of tokens at `pos` has of pictures and sounds. `rows` are by the index of the token."""
+def _media(rows: Mapping[int, MediaRow], pos: Ints, seq: Ints) -> UMedia:
+    """What a batch of tokens at `pos` of sequences `seq` has of pictures and sounds. `rows` are by the index of the
+    token. Raises BatchError when tokens that see each other are not all in the batch."""
     n = len(pos)
     given = {i: m.row for i, m in rows.items() if m.row is not None}
     deep = {i: m.deepstack for i, m in rows.items() if m.deepstack is not None}
@@ -240,10 +237,17 @@ def _media(rows: Mapping[int, MediaRow], pos: Ints) -> UMedia:
         media.deepstack = np.zeros((levels, n, width), np.float32)
         for i, values in deep.items():
             media.deepstack[:, i] = values
-    if any(m.until >= 0 for m in rows.values()):
-        media.until = pos.copy()
-        for i, m in rows.items():
-            media.until[i] = max(m.until, pos[i])
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, m in rows.items():
+        if m.group >= 0:
+            groups.setdefault((int(seq[i]), m.group), []).append(i)
+    for g, of in enumerate(groups.values()):
+        if len(of) != rows[of[0]].n_group:
+            text = f"{rows[of[0]].n_group} tokens see each other, but only {len(of)} of them are in the batch"
+            raise BatchError(f"from position {pos[of[0]]} on {text}")
+        if media.group is None:
+            media.group = np.full(n, -1, np.int32)
+        media.group[of] = g
     if any(m.drift or any(m.turn) for m in rows.values()):
         media.turns, media.drift = np.zeros((3, n), np.int32), np.zeros(n, np.int32)
         for i, m in rows.items():
@@ -259,7 +263,7 @@ def _of_tokens(media: UMedia, ids: Ints) -> UMedia:
         rows=media.rows[ids] if some and media.rows is not None else None,
         given=given if some else None,
         deepstack=media.deepstack[:, ids] if some and media.deepstack is not None else None,
-        until=None if media.until is None else media.until[ids],
+        group=None if media.group is None else media.group[ids],
         turns=None if media.turns is None else media.turns[:, ids],
         drift=None if media.drift is None else media.drift[ids],
     )
