@@ -39,7 +39,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("stream",),
     ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
-    ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
+    ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder", "llm.media_prompt"),
     ("llm.outputs",),
     ("llm.graphs",),
     ("llm.state",),
