@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -162,9 +162,7 @@ class Model(LoadedModel):
         self.control = ControlVector({}) if control_vector is None else control_vector
 
     @_GENERATES
-    def generate(
-        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
-    ) -> Iterator[str]:
+    def generate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
         return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
 
@@ -180,9 +178,10 @@ class Model(LoadedModel):
     def stream(
         self, prompt: Prompt, n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[Token]:
-        """Continue `prompt` (text, token ids, a `MediaPrompt`, or the messages of a chat, whose contents may have pictures
-        and sounds: {"type": "image", "image": PATH}) token by token, until the model ends the text or after `n_predict`
-        tokens (negative: until the context is full). Closing the iterator ends it.
+        """Continue `prompt` token by token, until the model ends the text or after `n_predict` tokens (negative: until
+        the context is full). Closing the iterator ends it. The prompt is text, token ids, a `MediaPrompt`, or the
+        messages of a chat. The content of a message may be a list of parts: {"type": "text", "text": ...},
+        {"type": "image", "image": PATH}.
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. `cfg_scale` is the factor by which the prompt
@@ -194,9 +193,7 @@ class Model(LoadedModel):
         return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
 
     @_GENERATES
-    def agenerate(
-        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
-    ) -> AsyncIterator[str]:
+    def agenerate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
         """`generate` for `async for`; each step runs in a thread."""
         return in_thread(self.generate(prompt, n_predict, **options))
 

@@ -161,7 +161,7 @@ def test_bad_prompts(golden: Any) -> None:
     model, ids, f = load("gemma3"), ids_of(golden, "gemma3", 0), features(golden, "gemma3", 0)
     with model.new_context(256, n_ubatch=3) as ctx:
         for prompt, error in (
-            (gg.MediaPrompt(ids[:-1] + [500], images=[f]), r"5 placeholders \(token 500\) for 4 rows of 1 pictures"),
+            (gg.MediaPrompt([*ids[:-1], 500], images=[f]), r"5 placeholders \(token 500\) for 4 rows of 1 pictures"),
             (gg.MediaPrompt([1, 2], images=[f]), r"0 placeholders \(token 500\) for 4 rows of 1 pictures"),
             (gg.MediaPrompt(ids), r"4 placeholders \(token 500\) for 0 rows of 0 pictures"),
             (gg.MediaPrompt(ids, images=[Features(f.rows[:, :32])]), r"shape \[4, 32\], but n_embd is 64"),
