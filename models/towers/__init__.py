@@ -22,8 +22,21 @@ if TYPE_CHECKING:
     from .tower import Tower
 
 PAGES = {  # the name of a tower -> the module that describes it
+    "aya_vision": "shuffled",
     "clip": "encoders",
+    "dinov2": "encoders",
+    "gemma3": "llava",
+    "glm4v": "qwen_vl",
+    "idefics3": "shuffled",
+    "internvl": "shuffled",
+    "mlp": "llava",
+    "paligemma": "llava",
+    "pixtral": "pixtral",
+    "qwen2.5vl_merger": "qwen_vl",
+    "qwen2vl_merger": "qwen_vl",
+    "qwen3vl_merger": "qwen_vl",
     "siglip": "encoders",
+    "vit": "encoders",
 }
 
 
