@@ -58,11 +58,13 @@ def build_learned_positions(b: TowerBuild, cur: Tensor) -> Tensor:
     return b.cb(gg.add(cur, to_f32(positions)), "pos_embd")
 
 
-def build_optional_norm(b: TowerBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0) -> Tensor:
+def build_optional_norm(
+    b: TowerBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0, il: int = -1
+) -> Tensor:
     """The norm of that role, when the tower has it; else `cur`."""
-    if b.optional(role, cur.ne[:1]) is None:
+    if b.optional(role, cur.ne[:1], il) is None:
         return cur
-    return build_norm(b, cur, role, role.partition(".")[2], kind=kind, eps=eps)
+    return build_norm(b, cur, role, role.partition(".")[2], il, kind, eps=eps)
 
 
 def build_layers(
@@ -119,8 +121,8 @@ def build_self_attn(
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
-    Q, K and V have weights of their own, or one together (`attn_qkv`). Q and K may have norms: over a head, or over
-    all heads of a token.
+    Q, K and V have weights of their own, or one together (`attn_qkv`). Those with weights of their own may have norms
+    over all heads of a token.
     """
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
@@ -132,10 +134,11 @@ def build_self_attn(
             gg.view_4d(qkv, head, n_head, n_tokens, n, size * head, row, picture, size * n_embd * i) for i in range(3)
         )
     else:
-        q, k, v = (
-            gg.reshape_4d(b.linear(b.own(f"attn_{x}"), cur, n_embd, f"{x.upper()}cur", il), head, n_head, n_tokens, n)
-            for x in "qkv"
+        parts = (b.linear(b.own(f"attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
+        normed = (
+            build_optional_norm(b, t, b.own(f"attn_{x}_norm"), "rms", il=il) for x, t in zip("qkv", parts, strict=True)
         )
+        q, k, v = (gg.reshape_4d(t, head, n_head, n_tokens, n) for t in normed)
     q, k = (rope(t) if rope is not None else t for t in (q, k))
     q, k, v = b.cb(q, "Qcur", il), b.cb(k, "Kcur", il), b.cb(v, "Vcur", il)
     if windows is None:

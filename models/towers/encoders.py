@@ -15,7 +15,16 @@ from pyggml.media import Features
 
 from ..blocks.norm import build_norm
 from ..blocks.tower import TowerBuild, TowerSize
-from ..blocks.vision import (build_attention_pool, build_class_token, build_first_token, build_interpolated_positions, build_layers, build_patches, build_vit, to_f32)
+from ..blocks.vision import (
+    build_attention_pool,
+    build_class_token,
+    build_first_token,
+    build_interpolated_positions,
+    build_layers,
+    build_patches,
+    build_vit,
+    to_f32,
+)
 from ..metadata import Reader
 from .hparams import VisionHParams, read_vision
 from .tower import Arrays, Encoded, Tower, TowerRun, array_of
@@ -35,7 +44,8 @@ def _build_clip(b: TowerBuild[VisionHParams]) -> None:
 
 def _build_siglip(b: TowerBuild[VisionHParams]) -> None:
     cur = b.result("features", build_vit(b))
-    b.result("embedding", build_attention_pool(b, cur))
+    if b.optional("v.head.probe", (b.hparams.n_embd,), suffix="") is not None:
+        b.result("embedding", build_attention_pool(b, cur))
 
 
 def _build_dinov2(b: TowerBuild[VisionHParams]) -> None:
@@ -68,14 +78,14 @@ def _encode_any_size(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
     if not h or not w:
         raise ShapeError(f"pixel_values has the shape {list(pixels.shape)}: less than a patch of {p} x {p}")
     got = run(TowerSize(1, h, w), pixel_values=pixels[:, :, : h * p, : w * p])
-    return Encoded(Features(got["features"][0]), got["embedding"][0])
+    return Encoded(Features(got["features"][0]), got["embedding"][0] if "embedding" in got else None)
 
 
 def _encode(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
     hp = run.hparams
     pixels = array_of(arrays, "pixel_values", (1, 3, hp.image_size, hp.image_size))
     got = run(TowerSize(1, hp.side, hp.side), pixel_values=pixels)
-    return Encoded(Features(got["features"][0]), got["embedding"][0])
+    return Encoded(Features(got["features"][0]), got["embedding"][0] if "embedding" in got else None)
 
 
 def one_picture(hp: VisionHParams) -> TowerSize:

@@ -44,14 +44,14 @@ class LlavaHParams(VisionHParams):
 
     mm_act     the activation of the projector
     layers     the layers whose results are the features, side by side; empty: the last one's
-    drops      the first token (that of the class, if there is one) is no feature
+    drops      the first token is no feature; None: when it is that of the class
     pinpoints  sizes in pixels, (height, width), of which a picture gets the one that fits best; empty: no tiles
     most       when a picture's tiles have more patches than this many tiles (and a fifth), they are made fewer; 0: never
     """
 
     mm_act: Activation
     layers: tuple[int, ...]
-    drops: bool
+    drops: bool | None
     pinpoints: tuple[tuple[int, int], ...]
     most: int
 
@@ -79,6 +79,7 @@ def integers(r: Reader, key: str) -> tuple[int, ...]:
 
 def _read(r: Reader) -> LlavaHParams:
     flat = integers(r, "{arch}.image_grid_pinpoints")
+    key = "{arch}.feature_drops_first"
     act: Activation = "gelu" if r.kv.get("clip.use_gelu") is True else "gelu_quick"
     return read_vision(
         LlavaHParams,
@@ -86,7 +87,7 @@ def _read(r: Reader) -> LlavaHParams:
         "silu" if r.kv.get("clip.use_silu") is True else act,
         mm_act=read_mm_act(r),
         layers=tuple(il for il in integers(r, "{arch}.feature_layer")),
-        drops=r.boolean("{arch}.feature_drops_first", True),
+        drops=r.boolean(key) if r.get(key, None) is not None else None,
         pinpoints=tuple(zip(flat[::2], flat[1::2], strict=False)),
         most=r.integer("{arch}.anyres_max", 0),
     )
@@ -111,7 +112,7 @@ def _build(b: TowerBuild[LlavaHParams]) -> None:
             cur = gg.concat(cur, kept[layer], 0)
     else:
         cur = build_optional_norm(b, cur, "v.post_ln", "layer")
-    if hp.drops and (has_class or hp.layers):
+    if has_class if hp.drops is None else hp.drops:
         cur = gg.cont(gg.view_3d(cur, cur.ne[0], cur.ne[1] - 1, cur.ne[2], cur.nb[1], cur.nb[2], cur.nb[1]))
     b.optional("v.image_newline", (hp.n_embd_out,), suffix="")
     n_hidden = b.n_out("mm.0", (hp.n_embd_out,))
@@ -131,7 +132,9 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
     if len(pixels) > 1:
         tiles_h, tiles_w = (n // hp.image_size for n in best_size(height, width, hp.pinpoints))
         if len(pixels) < 1 + tiles_h * tiles_w:
-            raise ShapeError(f"pixel_values has {len(pixels)} tiles; a picture of {height} x {width} has {1 + tiles_h * tiles_w}")
+            raise ShapeError(
+                f"pixel_values has {len(pixels)} tiles; a picture of {height} x {width} has {1 + tiles_h * tiles_w}"
+            )
         pixels = pixels[: 1 + tiles_h * tiles_w]
     rows = run(TowerSize(len(pixels), hp.side, hp.side), pixel_values=pixels)["features"]
     if len(rows) == 1:

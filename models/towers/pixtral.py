@@ -69,7 +69,9 @@ def _encode(run: TowerRun[PixtralHParams], arrays: Arrays) -> Encoded:
     height, width = (int(n) for n in arrays["image_sizes"].reshape(-1)) if "image_sizes" in arrays else pixels.shape[2:]
     step = hp.patch_size * hp.merge
     if height % step or width % step or not 0 < height <= pixels.shape[2] or not 0 < width <= pixels.shape[3]:
-        raise ShapeError(f"pixel_values has the shape {list(pixels.shape)}, image_sizes {height} x {width}: not of {step}")
+        raise ShapeError(
+            f"pixel_values has the shape {list(pixels.shape)}, image_sizes {height} x {width}: not of {step}"
+        )
     h, w = height // hp.patch_size, width // hp.patch_size
     return Encoded(Features(run(TowerSize(1, h, w), pixel_values=pixels[:, :, :height, :width])["features"][0]))
 

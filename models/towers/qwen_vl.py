@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isqrt
 
 import numpy as np
 
@@ -122,9 +121,9 @@ def _order(h: int, w: int, merge: int, window: int) -> tuple[Array, list[tuple[i
 def _places(h: int, w: int, merge: int) -> Array:
     """Line and column of each patch, [2, n_patches], square by square."""
     line, column = np.meshgrid(np.arange(h), np.arange(w), indexing="ij")
-    return np.stack([
-        a.reshape(h // merge, merge, w // merge, merge).transpose(0, 2, 1, 3).reshape(-1) for a in (line, column)
-    ]).astype(np.int32)
+    return np.stack(
+        [a.reshape(h // merge, merge, w // merge, merge).transpose(0, 2, 1, 3).reshape(-1) for a in (line, column)]
+    ).astype(np.int32)
 
 
 def _of_squares(order: Array, merge: int) -> Array:
@@ -163,7 +162,7 @@ def _build_square_positions(b: TowerBuild[QwenVLHParams], cur: Tensor, side: int
     return b.cb(gg.add(cur, gg.get_rows(lines, b.constant("places", places))), "pos_embd")
 
 
-def _rope(b: TowerBuild[QwenVLHParams]):  # noqa: ANN202
+def _rope(b: TowerBuild[QwenVLHParams]):
     hp = b.hparams
     _, h, w = b.size
     order, _ = _order(h, w, hp.merge, hp.window)
