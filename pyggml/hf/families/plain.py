@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import all_windowed, qwen_window, window
-from ..moves import PLUS_ONE, ROPE_PAIRS
+from ..moves import PLUS_ONE, ROPE_HALVES, ROPE_PAIRS
 from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import APPENDED
 
@@ -32,11 +32,41 @@ def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
     }
 
 
+def _cohere2_scale(c: Config) -> float:
+    """The factor of the logits. Aya Vision's class in the transformers library leaves it out."""
+    scale = c.number("logit_scale")
+    return 1.0 if c.outer.get("model_type") == "aya_vision" else scale
+
+
+def _n_deepstack(c: Config) -> int | None:
+    """How many layers get additions from the tower (a key that llama.cpp reads, too)."""
+    vision = c.outer.get("vision_config") or {}
+    return len(vision.get("deepstack_visual_indexes", [8, 16, 24])) if c.outer else None
+
+
 def _no_mscale(c: Config) -> dict[str, object]:
     if c.rope["rope_type"] == "yarn" and c.rope.get("mscale_all_dim"):
         c.fail("rope_parameters: mscale_all_dim scales the scores of attention, too: of minicpm3 it is not supported")
     return {}
 
+
+def _sections(c: Config) -> list[int]:
+    """How many pairs of a head turn by each of a token's positions (time, height, width)."""
+    usual = {"qwen3_vl_text": [24, 20, 20], "glm4v_text": [8, 12, 12]}.get(c.model_type, [16, 24, 24])
+    sections = list(c.rope.get("mrope_section") or usual)
+    return [*sections, *[0] * (4 - len(sections))]
+
+
+THREE_POSITIONS: dict[str, Key] = {
+    "rope.dimension_sections": Of(
+        _sections, lambda n, keys: {"rope_parameters": {"mrope_section": n[:-1] if n[-1] == 0 else n}}
+    )
+}
+_GLM4 = {
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
 
 FAMILIES = (
     Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM", more=qwen_window),
@@ -47,12 +77,36 @@ FAMILIES = (
         arch="glm4",
         types=("glm4",),
         cls="Glm4ForCausalLM",
-        spelled={
-            "ffn_up": "mlp.gate_up_proj",
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
+        spelled=_GLM4,
         nextn=APPENDED,
+    ),
+    # The text parts of models that see. In GLM-4.1V's checkpoints a rope turns neighbours; with three positions the
+    # GGUF has them half a head apart.
+    Family(
+        arch="glm4",
+        types=("glm4v_text",),
+        cls="Glm4vForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        moves=ROPE_HALVES,
+        spelled=_GLM4,
+    ),
+    Family(
+        arch="qwen2vl",
+        types=("qwen2_vl_text", "qwen2_vl"),
+        cls="Qwen2VLForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        more=qwen_window,
+    ),
+    Family(
+        arch="qwen2vl",
+        types=("qwen2_5_vl_text", "qwen2_5_vl"),
+        cls="Qwen2_5_VLForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        more=qwen_window,
+    ),
+    Family(
+        arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration",
+        keys={**THREE_POSITIONS, "n_deepstack_layers": Of(_n_deepstack)},
     ),
     Family(
         arch="hunyuan-dense",
@@ -143,7 +197,7 @@ FAMILIES = (
         arch="cohere2",
         types=("cohere2",),
         cls="Cohere2ForCausalLM",
-        keys={"logit_scale": "logit_scale"},
+        keys={"logit_scale": Of(_cohere2_scale, lambda scale, keys: {"logit_scale": scale})},
         more=window,
     ),
     Family(arch="exaone4", types=("exaone4",), cls="Exaone4ForCausalLM", more=window),
