@@ -38,7 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("hf",),
     ("stream",),
     ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
-    ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
+    ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded", "llm.tower"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.outputs",),
     ("llm.graphs",),
