@@ -54,6 +54,7 @@ class Config:
     """The values of config.json, and the transformers library's defaults for keys that the file lacks. When the text
     model is one of several parts, its part (`text_config`) is asked first.
 
+    outer     the whole of a config that has a part for the text model; empty for the config of a text model
     last      the name that was asked for last; errors mention it
     n_nextn   how many drafting layers follow the model's `n_layer` layers in the checkpoint. The tensors tell, because
               configs count the layers that were trained, even when a copy of the checkpoint has dropped them
@@ -63,7 +64,10 @@ class Config:
     def __init__(self, path: str, values: Mapping[str, Any]) -> None:
         self.path, self.n_nextn, self.last = path, 0, ""
         text = values.get("text_config")
+        self.outer: Mapping[str, Any] = values if isinstance(text, dict) else {}
         self.values: dict[str, Any] = {**values, **text} if isinstance(text, dict) else dict(values)
+        if "tie_word_embeddings" in self.outer:  # the whole model's class ties them, not that of the text model
+            self.values["tie_word_embeddings"] = self.outer["tie_word_embeddings"]
         self.asked: set[str] = set()
         kind = self.values.get("model_type")
         self._defaults: Mapping[str, Any] = _classes().get(kind, {}) if isinstance(kind, str) else {}

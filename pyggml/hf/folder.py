@@ -24,7 +24,7 @@ from .family import Array, Family
 from .metadata import read_metadata, rope_tensors
 from .moves import Sizes
 from .safetensors import StoredTensor, open_folder
-from .tensors import HFTensor, Tensors, as_f32, count_nextn
+from .tensors import TOWERS, HFTensor, Tensors, as_f32, count_nextn
 from .tokenizer import read_tokenizer
 
 _P = ParamSpec("_P")
@@ -108,6 +108,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     kv["general.name"] = Path(name).name if isinstance(name, str) and name else folder.resolve().name
     n_layer = config.n_layer
     stored = {} if vocab_only else open_folder(folder)
+    stored = {name: t for name, t in stored.items() if not TOWERS.match(name)}
     config.n_nextn = count_nextn(family, n_layer, stored)
     try:
         kv |= read_metadata(family, config)
@@ -117,6 +118,7 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
         scaled, untied = family.scaled(config), family.untied(config)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
         config.damaged()
+    kv |= _media_keys(config)
     kv |= read_tokenizer(folder, config)
     if vocab_only:
         return HFFolder(str(folder), family, kv, {}, made)
@@ -135,6 +137,19 @@ def open_hf_folder(path: str | os.PathLike[str], vocab_only: bool = False) -> HF
     if family.padded and (embd is None or embd.ne[1] != n_vocab):  # otherwise padding could have any size
         config.fail(f"vocab_size = {n_vocab}: the embeddings have {0 if embd is None else embd.ne[1]} rows")
     return HFFolder(str(folder), family, kv, tensors, made)
+
+
+def _media_keys(c: Config) -> dict[str, Any]:
+    """What a text model has to know of the model that it is a part of: which model that is, and which tokens stand for
+    a picture and for a sound. Empty for the folder of a text model."""
+    found: dict[str, Any] = {}
+    kind = c.outer.get("model_type")
+    for media in ("image", "audio"):
+        tokens = (c.outer.get(f"{media}_token_{x}") for x in ("id", "index"))
+        token = next((t for t in tokens if type(t) is int and t >= 0), None)
+        if isinstance(kind, str) and token is not None:
+            found |= {"pyggml.media.family": kind, f"pyggml.media.{media}_token_id": token}
+    return found
 
 
 def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:

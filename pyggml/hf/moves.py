@@ -112,6 +112,8 @@ def _pairs(n_heads: Callable[[Sizes], int]) -> Move:
 
 ROPE_Q, ROPE_K = _pairs(lambda s: s.n_head), _pairs(lambda s: s.n_head_kv)
 ROPE_PAIRS = {"attn_q": ROPE_Q, "attn_k": ROPE_K}
+# The other way: from neighbours in the checkpoint to halves of a head in the GGUF.
+ROPE_HALVES = {role: Move(move.back, move.there) for role, move in ROPE_PAIRS.items()}
 
 # -- values ---------------------------------------------------------------------------------------------------------
 

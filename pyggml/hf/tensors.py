@@ -312,20 +312,27 @@ class Tensors:
         return scale.reshape(-1, 1) if len(shape) > 1 else scale.reshape(1, -1)
 
 
-# First the prefixes of text models in models that also see or hear; then buffers that are computed from the config.
+# The prefixes of text models in models that also see or hear.
 _PREFIXES = (
     ("model.language_model.", "model."),
+    ("model.text_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.", "model."),
     ("model.mtp.", "mtp."),
 )
+# Tensors of towers and projectors, which a text model leaves aside: the parts that their names begin with (after
+# `model.`), and tensors that belong to a projector alone.
+TOWERS = re.compile(
+    r"^(model\.)?((vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio|connector)"
+    r"\.|image_newline$)"
+)
+# Buffers that are computed from the config.
 _NEVER = (
     r"rotary_emb\.inv_freq$",
     r"\.rotary_emb\.",
     r"\.attention\.(masked_)?bias$",
     r"\.attn\.(masked_)?bias$",
-    r"(^|\.)(vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio)\.",
 )
 
 

@@ -46,6 +46,13 @@ def _tanh(c: Config) -> None:
         c.fail(f"hidden_act is {name!r:.60}: of gemma only gelu_pytorch_tanh is supported")
 
 
+def _prefix(c: Config) -> None:
+    """PaliGemma's text model says that attention is bidirectional. It is among the tokens of picture and prompt, see
+    `pyggml/llm/media_prompt.py`; what is written behind them is causal."""
+    if c.outer.get("model_type") == "paligemma":
+        c.get("use_bidirectional_attention", default=None)
+
+
 def _theta(kind: str, old: str, default: float) -> Callable[[Config], float]:
     """The base of the rope in layers of one kind; `old`: the key of older configs."""
 
@@ -244,7 +251,7 @@ FAMILIES = (
         types=("gemma",),
         cls="GemmaForCausalLM",
         act=_TANH,
-        keys={"hidden_activation": Of(_tanh)},
+        keys={"hidden_activation": Of(_tanh), "attention.causal": Of(_prefix)},
         moves=_NORMS,
     ),
     Family(

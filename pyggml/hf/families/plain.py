@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import all_windowed, qwen_window, window
-from ..moves import PLUS_ONE, ROPE_PAIRS
+from ..moves import PLUS_ONE, ROPE_HALVES, ROPE_PAIRS
 from .mla import INNER_EPS, NOPE_AND_ROPE
 from .spelling import APPENDED
 
@@ -38,6 +38,24 @@ def _no_mscale(c: Config) -> dict[str, object]:
     return {}
 
 
+def _sections(c: Config) -> list[int]:
+    """How many pairs of a head turn by each of a token's positions (time, height, width)."""
+    usual = {"qwen3_vl_text": [24, 20, 20], "glm4v_text": [8, 12, 12]}.get(c.model_type, [16, 24, 24])
+    sections = list(c.rope.get("mrope_section") or usual)
+    return [*sections, *[0] * (4 - len(sections))]
+
+
+THREE_POSITIONS: dict[str, Key] = {
+    "rope.dimension_sections": Of(
+        _sections, lambda n, keys: {"rope_parameters": {"mrope_section": n[:-1] if n[-1] == 0 else n}}
+    )
+}
+_GLM4 = {
+    "ffn_up": "mlp.gate_up_proj",
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+}
+
 FAMILIES = (
     Family(arch="qwen2", types=("qwen2",), cls="Qwen2ForCausalLM", more=qwen_window),
     Family(arch="qwen3", types=("qwen3",), cls="Qwen3ForCausalLM", more=qwen_window),
@@ -47,12 +65,35 @@ FAMILIES = (
         arch="glm4",
         types=("glm4",),
         cls="Glm4ForCausalLM",
-        spelled={
-            "ffn_up": "mlp.gate_up_proj",
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-        },
+        spelled=_GLM4,
         nextn=APPENDED,
+    ),
+    # The text parts of models that see. In GLM-4.1V's checkpoints a rope turns neighbours; with three positions the
+    # GGUF has them half a head apart.
+    Family(
+        arch="glm4",
+        types=("glm4v_text",),
+        cls="Glm4vForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        moves=ROPE_HALVES,
+        spelled=_GLM4,
+    ),
+    Family(
+        arch="qwen2vl",
+        types=("qwen2_vl_text", "qwen2_vl"),
+        cls="Qwen2VLForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        more=qwen_window,
+    ),
+    Family(
+        arch="qwen2vl",
+        types=("qwen2_5_vl_text", "qwen2_5_vl"),
+        cls="Qwen2_5_VLForConditionalGeneration",
+        keys=THREE_POSITIONS,
+        more=qwen_window,
+    ),
+    Family(
+        arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration", keys=THREE_POSITIONS
     ),
     Family(
         arch="hunyuan-dense",
