@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 PAGES = {  # the name of a tower -> the module that describes it
     "clip": "encoders",
     "siglip": "encoders",
+    "qwen2a": "hearing",
+    "voxtral": "hearing",
+    "whisper": "hearing",
 }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml import limits
-from pyggml.errors import ModelError, whole
+from pyggml.errors import MediaError, whole
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -42,47 +42,47 @@ def read_sound(sound: Sound, rate: int | None = None) -> Floats:
     rate   how many samples make a second, for an array; a file says it itself
 
     Channels are averaged. Another rate is converted by the library soxr. Files need `pip install pyggml[media]`.
-    Raises ModelError for a file that is missing or damaged, for a sound that is empty, longer than `limits.SOUND_SECONDS`
+    Raises MediaError for a file that is missing or damaged, for a sound that is empty, longer than `limits.SOUND_SECONDS`
     or not finite, for an array without a rate or of another shape, and when a library is missing.
     """
     if isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
         if rate is not None:
-            raise ModelError(f"rate = {rate!r:.30} is of samples: a file says its own")
+            raise MediaError(f"rate = {rate!r:.30} is of samples: a file says its own")
         samples, rate, what = _of_file(cast("str | os.PathLike[str] | bytes", sound))
     else:
         samples, what = _of_array(sound), "the sound"
         if rate is None:
-            raise ModelError("samples need a rate: how many of them make a second (rate=16000)")
-        if not _RATES[0] <= whole("rate", rate, error=ModelError) <= _RATES[1]:
-            raise ModelError(f"rate must be {_RATES[0]} to {_RATES[1]} samples a second, not {rate}")
+            raise MediaError("samples need a rate: how many of them make a second (rate=16000)")
+        if not _RATES[0] <= whole("rate", rate, error=MediaError) <= _RATES[1]:
+            raise MediaError(f"rate must be {_RATES[0]} to {_RATES[1]} samples a second, not {rate}")
     if not samples.size:
-        raise ModelError(f"{what} is empty: it has no samples")
+        raise MediaError(f"{what} is empty: it has no samples")
     _check_length(what, samples.size / rate)
     if not np.isfinite(samples).all():
-        raise ModelError(f"{what} has samples that are NaN or infinite")
+        raise MediaError(f"{what} has samples that are NaN or infinite")
     if rate != RATE:
         samples = _resampled(samples, rate)
         if not samples.size:
-            raise ModelError(f"{what} is empty: it is shorter than a sample at {RATE} Hz")
+            raise MediaError(f"{what} is empty: it is shorter than a sample at {RATE} Hz")
     return samples
 
 
 def _check_length(what: str, seconds: float) -> None:
     if seconds > limits.SOUND_SECONDS:
-        raise ModelError(f"{what} is {seconds:.0f} seconds long: up to {limits.SOUND_SECONDS} are supported")
+        raise MediaError(f"{what} is {seconds:.0f} seconds long: up to {limits.SOUND_SECONDS} are supported")
 
 
 def _of_array(sound: npt.ArrayLike) -> Floats:
     try:
         a = np.asarray(sound)
     except (TypeError, ValueError) as e:
-        raise ModelError(f"a sound is a path, bytes, or an array of samples, not {sound!r:.60}: {e}") from None
+        raise MediaError(f"a sound is a path, bytes, or an array of samples, not {sound!r:.60}: {e}") from None
     if a.ndim not in (1, 2) or a.dtype.kind not in "fiu":
-        raise ModelError(
+        raise MediaError(
             f"samples are an array [n_samples] or [n_samples, n_channels] of numbers, not {a.dtype} {a.shape}"
         )
     if a.ndim == 2 and not 0 < a.shape[1] <= _CHANNELS:
-        raise ModelError(f"samples of shape {a.shape} would have {a.shape[1]} channels: 1 to {_CHANNELS} are supported")
+        raise MediaError(f"samples of shape {a.shape} would have {a.shape[1]} channels: 1 to {_CHANNELS} are supported")
     if a.dtype.kind == "u":
         a = (a.astype(np.float64) - (half := 2.0 ** (8 * a.dtype.itemsize - 1))) / half
     elif a.dtype.kind == "i":
@@ -97,27 +97,27 @@ def _of_file(sound: str | os.PathLike[str] | bytes) -> tuple[Floats, int, str]:
     try:
         import soundfile  # imported late: few programs need it
     except (ImportError, OSError) as e:
-        raise ModelError(f"reading sound files needs the library soundfile (pip install pyggml[media]): {e}") from None
+        raise MediaError(f"reading sound files needs the library soundfile (pip install pyggml[media]): {e}") from None
     held = isinstance(sound, (bytes, bytearray, memoryview))
     what = f"the sound of {len(sound)} bytes" if held else os.fspath(cast("str", sound))
     if not held and not os.path.isfile(cast("str", sound)):
-        raise ModelError(f"{what}: there is no such file")
+        raise MediaError(f"{what}: there is no such file")
     library: Any = soundfile
     try:
         with library.SoundFile(io.BytesIO(sound) if held else os.fspath(cast("str", sound))) as file:
             rate = int(file.samplerate)
             if not _RATES[0] <= rate <= _RATES[1] or not 0 < file.channels <= _CHANNELS:
-                raise ModelError(f"{what}: {file.channels} channels of {rate} samples a second are not supported")
+                raise MediaError(f"{what}: {file.channels} channels of {rate} samples a second are not supported")
             blocks: list[Floats] = []
             n = 0
             while (block := cast("Floats", file.read(_BLOCK, dtype="float32", always_2d=True))).size:
                 n += len(block)
                 _check_length(what, n / rate)
                 blocks.append(block.mean(1, dtype=np.float64).astype(np.float32))
-    except ModelError:
+    except MediaError:
         raise
     except (library.LibsndfileError, RuntimeError, OSError, ValueError, TypeError) as e:
-        raise ModelError(f"{what}: is no sound that can be read: {e}") from None
+        raise MediaError(f"{what}: is no sound that can be read: {e}") from None
     return np.concatenate(blocks) if blocks else np.empty(0, np.float32), rate, what
 
 
@@ -125,7 +125,7 @@ def _resampled(samples: Floats, rate: int) -> Floats:
     try:
         import soxr
     except ImportError as e:
-        raise ModelError(f"another rate than {RATE} needs the library soxr (pip install pyggml[media]): {e}") from None
+        raise MediaError(f"another rate than {RATE} needs the library soxr (pip install pyggml[media]): {e}") from None
     library: Any = soxr
     return np.asarray(library.resample(samples, rate, RATE), np.float32)
 
@@ -162,10 +162,10 @@ class SoundProcessor:
 
     def frames(self, samples: Floats) -> Floats:
         """float32 [n_mels, n_samples // hop]: a frame for each `hop` samples, whose window they are the middle of. At
-        the ends the sound is mirrored. Raises ModelError for a sound shorter than half a window."""
+        the ends the sound is mirrored. Raises MediaError for a sound shorter than half a window."""
         half = self.n_fft // 2
         if len(samples) <= half:
-            raise ModelError(f"a sound of {len(samples)} samples is too short for a window of {self.n_fft}")
+            raise MediaError(f"a sound of {len(samples)} samples is too short for a window of {self.n_fft}")
         windows = np.lib.stride_tricks.sliding_window_view(np.pad(samples, half, mode="reflect"), self.n_fft)
         windows = windows[:: self.hop][: len(samples) // self.hop]
         found = np.empty((self.n_mels, len(windows)), np.float32)
@@ -204,12 +204,12 @@ def mel_filters(n_mels: int, n_freq: int) -> Doubles:
 def sound_processor(config: Mapping[str, Any]) -> SoundProcessor:
     """The processor that a `preprocessor_config.json` describes (`WhisperFeatureExtractor`).
 
-    Raises ModelError for another kind of processor, for sizes that make no sense, and for settings that are not
+    Raises MediaError for another kind of processor, for sizes that make no sense, and for settings that are not
     supported.
     """
     kind = config.get("feature_extractor_type", "WhisperFeatureExtractor")
     if kind != "WhisperFeatureExtractor":
-        raise ModelError(f"the feature extractor {kind!r:.60} is not supported, only WhisperFeatureExtractor")
+        raise MediaError(f"the feature extractor {kind!r:.60} is not supported, only WhisperFeatureExtractor")
     said: dict[str, int] = {}
     for key, usual, least, most in (
         ("feature_size", 80, 1, 1024),
@@ -221,10 +221,10 @@ def sound_processor(config: Mapping[str, Any]) -> SoundProcessor:
         value = config.get(key, usual)
         if type(value) is not int or not least <= value <= most:
             wanted = str(least) if least == most else f"{least} to {most}"
-            raise ModelError(f"preprocessor_config.json: {key} must be {wanted}, not {value!r:.60}")
+            raise MediaError(f"preprocessor_config.json: {key} must be {wanted}, not {value!r:.60}")
         said[key] = value
     for key in ("dither", "padding_value", "do_normalize"):
         if config.get(key):
-            raise ModelError(f"preprocessor_config.json: {key} = {config[key]!r:.60} is not supported")
+            raise MediaError(f"preprocessor_config.json: {key} = {config[key]!r:.60} is not supported")
     n_samples = said["chunk_length"] * RATE
     return SoundProcessor(said["feature_size"], said["n_fft"], said["hop_length"], n_samples)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyggml import limits
-from pyggml.errors import ModelError
+from pyggml.errors import MediaError
 from pyggml.media.sound import RATE, mel_filters, read_sound, sound_processor
 
 from ..conftest import shared_dir
@@ -91,16 +91,16 @@ NAN = np.array([0.0, np.nan], np.float32)
     ],
 )
 def test_bad_sounds_are_refused(sound: Any, rate: Any, text: str) -> None:
-    with pytest.raises(ModelError, match=text):
+    with pytest.raises(MediaError, match=text):
         read_sound(sound, rate)
 
 
 def test_a_file_with_nan_or_without_samples_is_refused() -> None:
-    with pytest.raises(ModelError, match="NaN"):
+    with pytest.raises(MediaError, match="NaN"):
         read_sound(stored(NAN, RATE, "WAV", "FLOAT"))
-    with pytest.raises(ModelError, match="empty"):
+    with pytest.raises(MediaError, match="empty"):
         read_sound(stored(np.zeros(0, np.float32), RATE, "WAV"))
-    with pytest.raises(ModelError, match="a file says its own"):
+    with pytest.raises(MediaError, match="a file says its own"):
         read_sound(stored(tone(), RATE, "WAV"), RATE)
 
 
@@ -110,14 +110,14 @@ def test_a_damaged_file_is_a_named_error_or_a_shorter_sound() -> None:
         for cut in (len(whole) // 2, 50, 10):
             try:
                 assert len(read_sound(whole[:cut])) <= RATE
-            except ModelError as e:
+            except MediaError as e:
                 assert f"of {cut} bytes" in str(e)
 
 
 def test_a_sound_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SOUND_SECONDS", 1)
     for sound, rate in ((tone(1.5), RATE), (stored(tone(1.5), RATE, "WAV"), None)):
-        with pytest.raises(ModelError, match="seconds long: up to 1 are"):
+        with pytest.raises(MediaError, match="seconds long: up to 1 are"):
             read_sound(sound, rate)
 
 
@@ -134,7 +134,7 @@ def test_features_are_the_librarys(name: str) -> None:
         samples = read_sound(z["samples"], int(z["rate"]))
     with np.load(MM / "mm.npz") as z:
         want = z[f"{name}/0/input_features"]
-    processor = sound_processor(read_json(MM / name / "preprocessor_config.json", ModelError))
+    processor = sound_processor(read_json(MM / name / "preprocessor_config.json", MediaError))
     got = processor(samples)["input_features"]
     assert got.dtype == np.float32 and got.shape == (1, processor.n_mels, 3000)
     assert ((got[..., :400] - want) ** 2).sum() / (want**2).sum() < 1e-12
@@ -159,7 +159,7 @@ def test_silence_and_long_sounds() -> None:
     loud = np.concatenate([tone(30.0), tone(1.0, hz=880.0)])
     np.testing.assert_array_equal(processor(loud)["input_features"], processor(loud[:480000])["input_features"])
     assert processor.frames(loud).shape == (80, 3100)
-    with pytest.raises(ModelError, match="too short"):
+    with pytest.raises(MediaError, match="too short"):
         processor.frames(np.zeros(200, np.float32))
 
 
@@ -177,5 +177,5 @@ def test_silence_and_long_sounds() -> None:
     ],
 )
 def test_processors_that_are_not_supported_are_refused(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(ModelError, match=text):
+    with pytest.raises(MediaError, match=text):
         sound_processor(config)

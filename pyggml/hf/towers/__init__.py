@@ -22,6 +22,7 @@ from .tensors import tower_tensors
 
 PAGES = {  # page -> the model types in it
     "vision": ("clip", "siglip"),
+    "hearing": ("qwen2_audio", "voxtral", "whisper"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 
