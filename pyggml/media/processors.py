@@ -380,7 +380,9 @@ def qwen2_vl(s: Settings) -> Process:
 
 def _check_multiple(picture: Image, unit: int) -> None:
     if picture.height % unit or picture.width % unit:
-        raise MediaError(f"without do_resize its sides must be multiples of {unit}, not {picture.width} x {picture.height}")
+        raise MediaError(
+            f"without do_resize its sides must be multiples of {unit}, not {picture.width} x {picture.height}"
+        )
 
 
 def llama4(s: Settings) -> Process:
@@ -434,7 +436,9 @@ def lfm2_vl(s: Settings) -> Process:
         made = [flat_patches(values([part], table)[0], patch) for part in parts]
         found: Arrays = {}
         if pad:
-            found["pixel_attention_mask"] = np.stack([_ints(*[1] * len(rows_) + [0] * (length - len(rows_))) for rows_ in made])
+            found["pixel_attention_mask"] = np.stack(
+                [_ints(*[1] * len(rows_) + [0] * (length - len(rows_))) for rows_ in made]
+            )
             found["spatial_shapes"] = _ints(*[[part.height // patch, part.width // patch] for part in parts])
             made = [np.pad(rows_, ((0, length - len(rows_)), (0, 0))) for rows_ in made]
         grid = {"image_rows": _ints(rows), "image_cols": _ints(columns), "image_sizes": _ints(small)}

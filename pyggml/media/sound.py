@@ -160,6 +160,12 @@ class SoundProcessor:
         padded[: len(samples)] = samples[: self.n_samples]
         return {"input_features": self.frames(padded)[None]}
 
+    def parts(self, samples: Floats) -> Floats:
+        """float32 [n, n_mels, n_frames]: all of a sound, and the silence that makes it n times 30 seconds long."""
+        n = max(-(-len(samples) // self.n_samples), 1)
+        found = self.frames(np.pad(samples, (0, n * self.n_samples - len(samples))))
+        return np.ascontiguousarray(found.reshape(self.n_mels, n, self.n_frames).swapaxes(0, 1))
+
     def frames(self, samples: Floats) -> Floats:
         """float32 [n_mels, n_samples // hop]: a frame for each `hop` samples, whose window they are the middle of. At
         the ends the sound is mirrored. Raises MediaError for a sound shorter than half a window."""

@@ -92,9 +92,7 @@ FAMILIES = (
         keys=THREE_POSITIONS,
         more=qwen_window,
     ),
-    Family(
-        arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration", keys=THREE_POSITIONS
-    ),
+    Family(arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration", keys=THREE_POSITIONS),
     Family(
         arch="hunyuan-dense",
         types=("hunyuan_v1_dense",),
