@@ -37,6 +37,9 @@ PAGES = {  # the name of a tower -> the module that describes it
     "qwen3vl_merger": "qwen_vl",
     "siglip": "encoders",
     "vit": "encoders",
+    "qwen2a": "hearing",
+    "voxtral": "hearing",
+    "whisper": "hearing",
 }
 
 

@@ -211,12 +211,16 @@ class Model(LoadedModel):
         from .generate.batched import generate_batch, stream_batch
         from .openai.chat import create_chat_completion
         from .openai.text import create_completion
+        from .sound import encode_audio, sound_features
+        from .transcribe import transcribe
     else:
         embed, rerank = Elsewhere("pyggml.llm.embed"), Elsewhere("pyggml.llm.embed")
         generate_batch = Elsewhere("pyggml.llm.generate.batched")
         stream_batch = Elsewhere("pyggml.llm.generate.batched")
         create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
         create_completion = Elsewhere("pyggml.llm.openai.text")
+        encode_audio, sound_features = Elsewhere("pyggml.llm.sound"), Elsewhere("pyggml.llm.sound")
+        transcribe = Elsewhere("pyggml.llm.transcribe")
 
 
 def default_model_path() -> Path:

@@ -25,6 +25,7 @@ PAGES = {  # page -> the model types in it
         *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"),
     ),
+    "hearing": ("qwen2_audio", "voxtral", "whisper"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 
