@@ -28,18 +28,8 @@ ba bashkir jw javanese su sundanese yue cantonese
 """
 LANGUAGES = dict(zip(_NAMES.split()[::2], (n.replace("-", " ") for n in _NAMES.split()[1::2]), strict=True))
 _CODES = {name: code for code, name in LANGUAGES.items()} | {
-    "burmese": "my",
-    "valencian": "ca",
-    "flemish": "nl",
-    "haitian": "ht",
-    "letzeburgesch": "lb",
-    "pushto": "ps",
-    "panjabi": "pa",
-    "moldavian": "ro",
-    "moldovan": "ro",
-    "sinhalese": "si",
-    "castilian": "es",
-    "mandarin": "zh",
+    **{"burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "letzeburgesch": "lb", "pushto": "ps"},
+    **{"panjabi": "pa", "moldavian": "ro", "moldovan": "ro", "sinhalese": "si", "castilian": "es", "mandarin": "zh"},
 }
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
