@@ -287,7 +287,7 @@ def build_rope_halves(b: TowerBuild, base: float) -> Rope:
     """Turns neighbours: in the first half of a head by the patch's line, in the second one by its column. The pairs of
     a head are ever slower in turns: the first of lines, the first of columns, the second of lines ... Patches lie line
     by line."""
-    n, h, w = b.size
+    _, h, w = b.size
     head = b.hparams.n_embd // b.hparams.n_head
     half = head // 2
 

@@ -46,7 +46,7 @@ class LlavaHParams(VisionHParams):
     layers     the layers whose results are the features, side by side; empty: the last one's
     drops      the first token is no feature; None: when it is that of the class
     pinpoints  sizes in pixels, (height, width), of which a picture gets the one that fits best; empty: no tiles
-    most       when a picture's tiles have more patches than this many tiles (and a fifth), they are made fewer; 0: never
+    most       a picture whose tiles have more patches than this many tiles (and a fifth) gets fewer features; 0: never
     """
 
     mm_act: Activation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import ModelError, OneSite
+from pyggml.gguf_io.bind import bind
+from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
@@ -30,7 +33,7 @@ class LoadedTower:
 
     def __init__(self, path: str, kv: Mapping[str, Any], tensors: Mapping[str, Tensor], side: str = "vision") -> None:
         self.path, self.kv = path, kv
-        name = kv.get(f"clip.{side}.projector_type", kv.get("clip.projector_type"))
+        name = tower_name(kv, side)
         if not isinstance(name, str):
             raise ModelError(f"{path}: the key clip.projector_type, which names the tower, is missing or no string")
         try:
@@ -91,3 +94,32 @@ class LoadedTower:
         self._graphs.move_to_end(key)
         b, _ = self._graphs[key]
         return b, self.scheduler.alloc(b.graph)
+
+
+def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | None:
+    """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
+    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower.
+
+    Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
+    """
+    from pyggml.hf.towers import open_tower
+
+    of_folder = open_tower(path) if os.path.isdir(path) else None
+    if of_folder is not None and not of_folder[0].get(f"clip.has_{side}_encoder"):
+        of_folder = None
+    if mmproj is None:
+        return None if of_folder is None else LoadedTower(path, *of_folder, side)
+    file = open_model(mmproj, True)
+    if file.kv.get("general.architecture") != "clip":
+        raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
+    if not file.kv.get(f"clip.has_{side}_encoder"):
+        return None
+    kv = dict(file.kv)
+    if of_folder is not None and of_folder[0]["clip.projector_type"] == tower_name(kv, side):
+        kv = {**of_folder[0], **kv}
+    return LoadedTower(file.path, kv, bind(file), side)
+
+
+def tower_name(kv: Mapping[str, Any], side: str) -> object:
+    """What the metadata of a file with one tower, or with two, calls the tower of that side."""
+    return kv.get(f"clip.{side}.projector_type", kv.get("clip.projector_type"))
