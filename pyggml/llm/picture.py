@@ -40,7 +40,6 @@ def sight(model: LoadedModel) -> Sight:
     """The tower of a model that sees, loaded when it is first asked for. Raises ModelError when there is none."""
     found: Sight | None = vars(model).get("sight")
     if found is None:
-        model.kv  # raises when the model was closed
         if model.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no tower")
         tower = open_tower_of(model.path, model.mmproj, "vision")
@@ -92,11 +91,8 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
 
     square = {"height": hp.image_size, "width": hp.image_size}
     colours = {"image_mean": three("image_mean", 0.5), "image_std": three("image_std", 0.5)}
-    cropped = {
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"shortest_edge": hp.image_size},
-        "crop_size": square,
-    }
+    edge = {"shortest_edge": hp.image_size}
+    cropped = {"image_processor_type": "CLIPImageProcessor", "size": edge, "crop_size": square}
     squeezed = {"image_processor_type": "SiglipImageProcessor", "size": square}
     tiles = {
         "image_processor_type": "GotOcr2ImageProcessor",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,11 +18,12 @@ from pyggml.inspect.watch import Watches
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
 from pyggml.models.weights import Weights
-from pyggml.sched import Schedule, Scheduler
+from pyggml.sched import Scheduler
 from pyggml.scope import no_scope
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
+_log = logging.getLogger("pyggml")
 _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 
 
@@ -41,17 +43,18 @@ class LoadedTower:
             self.hparams = self.tower.hparams(kv)
             self.weights = Weights(tensors)
             self.tower.declare(self.hparams, self.weights)
+            if self.weights.unused:
+                names = ", ".join(self.weights.unused)
+                if os.path.isdir(path):
+                    raise ModelError(f"nothing asks for the tensors {names:.300} of the tower: it is not supported")
+                _log.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
         self.name = name
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
-        self._graphs: OrderedDict[object, tuple[TowerBuild[Any], Schedule]] = OrderedDict()
-
-    @property
-    def unused(self) -> list[str]:
-        """The names of the tensors that nothing asks for."""
-        return self.weights.unused
+        self._n_threads: int | None = None
+        self._graphs: OrderedDict[object, TowerBuild[Any]] = OrderedDict()
 
     def tensor(self, name: str) -> Array | None:
         """See `TowerRun`."""
@@ -70,7 +73,8 @@ class LoadedTower:
             self.scheduler = Scheduler(("cpu",), self._n_threads)
             self.scheduler.watches = self.watches
         with self.scheduler.lock:
-            b, schedule = self._ready(size)
+            b = self._built(size)
+            schedule = self.scheduler.alloc(b.graph)
             for leaf, values in b.constants.values():
                 leaf.set(values)
             for name, leaf in b.given.items():
@@ -79,21 +83,19 @@ class LoadedTower:
             return {name: np.array(t.numpy(), np.float32) for name, t in b.results.items()}
 
     @no_scope()
-    def _ready(self, size: TowerSize) -> tuple[TowerBuild[Any], Schedule]:
-        """The graph of that size, ready to run."""
-        assert self.scheduler is not None
+    def _built(self, size: TowerSize) -> TowerBuild[Any]:
+        """The graph of that size."""
         key = size, self.watches.patterns
         if key not in self._graphs:
             b: TowerBuild[Any] = TowerBuild(self.hparams, self.weights, self.tower.side, size)
             b.asked = self.watches.asks
             with OneSite(), b.ctx:
                 self.tower.build(b)
-            self._graphs[key] = b, self.scheduler.alloc(b.graph)
+            self._graphs[key] = b
             if len(self._graphs) > _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        b, _ = self._graphs[key]
-        return b, self.scheduler.alloc(b.graph)
+        return self._graphs[key]
 
 
 def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | None:

@@ -38,6 +38,8 @@ LAYERS: list[tuple[str, ...]] = [
     ("hf",),
     ("stream",),
     ("llm.quantize", "llm.closeable", "llm.elsewhere", "llm.adapters", "llm.grammars"),
+    ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded"),
+    ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder", "llm.media_prompt"),
     ("llm.samplers", "llm.batch", "llm.interrupt", "llm.figures.perf", "llm.loaded", "llm.tower"),
     ("llm.ubatch", "llm.options", "llm.figures", "llm.decoder"),
     ("llm.outputs",),
