@@ -1,5 +1,5 @@
 """CogVLM (arXiv:2311.03079), the part for text: Llama with two sets of weights, one for tokens and one for the
-embeddings of pictures (a batch holds one or the other)."""
+rows of pictures. When a ubatch holds both, each weight is multiplied with all of it, and each token takes its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pyggml import ops as gg
 from pyggml.tensor import Tensor
 
 from .architecture import Architecture
-from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_rope, split_qkv
+from .blocks import KV, Build, build_attn, build_inp_kq_mask, build_inp_which, build_rope, split_qkv
 from .decoder import PlainDecoder
 from .hparams import HParams
 from .metadata import Reader, read_hparams
@@ -38,7 +38,10 @@ def _linear(b: Build, role: str, cur: Tensor, n_out: int, name: str, il: int) ->
     """The product with the weight for tokens, or for pictures; a model must have both."""
     ne = (cur.ne[0], n_out)
     tokens, pictures = b.weight(role, ne, il), b.weight(f"vis_{role.removeprefix('ffn_')}", ne, il)
-    return b.cb(b.mul_mat(pictures if b.embd else tokens, cur), name, il)
+    if not b.mixed:
+        return b.cb(b.mul_mat(pictures if b.embd else tokens, cur), name, il)
+    both = gg.concat(b.mul_mat(tokens, cur), b.mul_mat(pictures, cur), 1)
+    return b.cb(gg.get_rows(both, build_inp_which(b, cur.ne[1])), name, il)
 
 
 def _read(r: Reader) -> HParams:

@@ -19,7 +19,8 @@ def _roped(r: Reader) -> tuple[int, ...]:
     return tuple(int((il + 1) % 4 != 0) for il in range(r.integer(Keys.LLM.BLOCK_COUNT)))
 
 
-def _yes_or_no(r: Reader) -> RankHead:
+def yes_or_no(r: Reader) -> RankHead:
+    """The head of a reranker that answers yes or no."""
     return read_rank_head(r, RankHead(pooling="last", soft_max=True))
 
 
@@ -33,23 +34,15 @@ ARCHITECTURES = (
     # openPangu Embedded (arXiv:2505.22375): as Qwen2, and the product after attention has a bias too.
     decoder("pangu-embedded", build=PlainDecoder(rope_factors=False), rope_type="neox"),
     # Qwen3 (arXiv:2505.09388): Q and K of each head are normed. Its reranker (arXiv:2506.05176) ends with yes or no.
-    decoder("qwen3", build=PlainDecoder(qk_norm="head"), rope_type="neox", rank_head=_yes_or_no, own_window=True),
-    # Qwen2-VL (arXiv:2409.12191) and Qwen3-VL (arXiv:2511.21631), their text models: a token has three positions.
+    decoder("qwen3", build=PlainDecoder(qk_norm="head"), rope_type="neox", rank_head=yes_or_no, own_window=True),
+    # Qwen2-VL (arXiv:2409.12191), its text model: a token has three positions.
     decoder(
         "qwen2vl",
         build=PlainDecoder(biases="qkv"),
+        own_window=True,
         rope_type="mrope",
         rope_sections=read_rope_sections,
         f_norm_rms_eps=lambda r: r.number(Keys.Attention.LAYERNORM_RMS_EPS, 0.0),  # llama.cpp does not read it
-    ),
-    # Qwen3-TTS (arXiv:2601.15621), its model that writes the codes of speech: as Qwen3-VL.
-    decoder(
-        "qwen3vl",
-        "qwen3tts",
-        build=PlainDecoder(qk_norm="head"),
-        rope_type="imrope",
-        rope_sections=read_rope_sections,
-        rank_head=_yes_or_no,
     ),
     # Dream (arXiv:2508.15487), made of Qwen2, and LLaDA (arXiv:2502.09992), made of Llama, write by diffusion: all
     # tokens see each other, and nothing is remembered.

@@ -163,8 +163,6 @@ ARCHITECTURES = (
         causal_attn=False,
         router=_router(norm=False),
     ),
-    # Qwen3-VL (arXiv:2511.21631) and PaddleOCR-VL (arXiv:2510.14528), their text models: a token has three positions.
-    # PaddleOCR-VL's is ERNIE 4.5, and has no experts.
-    decoder("qwen3vlmoe", build=PlainDecoder(qk_norm="head"), rope_type="imrope", rope_sections=read_rope_sections),
+    # PaddleOCR-VL (arXiv:2510.14528), its text model: ERNIE 4.5 without experts; a token has three positions.
     decoder("paddleocr", rope_type="mrope", rope_sections=read_rope_sections, n_expert=0, n_expert_used=0),
 )

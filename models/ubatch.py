@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from pyggml.types import Floats, Ints
 
 from .memory.kv_cells import SeqSets
 from .memory.recurrent import StateSlot
+
+
+@dataclass(slots=True)
+class UMedia:
+    """What a ubatch has of pictures and sounds, besides its tokens. A part that no token needs is None.
+
+    rows        float32 [n_tokens, n_embd]: the embeddings of the tokens in `given`; other rows are not read
+    given       bool [n_tokens]: tokens whose embeddings are given; `token` is 0 there
+    deepstack   float32 [n_levels, n_tokens, n_embd]: added to what the first layers give (0 for tokens of text)
+    group       int32 [n_tokens]: tokens of the same group see each other, whichever comes first; -1: of no group
+    turns       int32 [3, n_tokens]: positions for the rope in time, height and width, when they are not `pos`
+    drift       int32 [n_tokens]: what the cells keep of these, see `KVCells.drift`
+    """
+
+    rows: Floats | None = None
+    given: npt.NDArray[np.bool_] | None = None
+    deepstack: Floats | None = None
+    group: Ints | None = None
+    turns: Ints | None = None
+    drift: Ints | None = None
 
 
 @dataclass(slots=True)
@@ -23,6 +46,7 @@ class UBatch:
     sets          all sequences of each token; None when each has one
     outputs       the indices of the tokens whose logits are wanted, ascending
     ids           int32 [n_tokens]: the index of each token in the batch
+    media         what it has of pictures and sounds; None for nothing but text
     states        the cells of a recurrent memory that the sequences read and write; None without such a memory
     """
 
@@ -38,6 +62,7 @@ class UBatch:
     outputs: Ints
     ids: Ints
     states: StateSlot | None = None
+    media: UMedia | None = None
 
     @property
     def seq_id(self) -> list[tuple[int, ...]]:

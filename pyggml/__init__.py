@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from .learn.muon import Muon
     from .learn.optimisers import SGD, AdamW, AdamW8, schedule
     from .llm.batch import Batch
+    from .llm.media_prompt import MediaPrompt
     from .llm.context import LlamaContext
     from .llm.embed import EmbedOptions
     from .llm.generate.batched import BatchOptions
@@ -221,6 +222,7 @@ _LATER = {
     "Muon": "learn.muon",
     **dict.fromkeys(("SamplingOptions", "SamplingParams", "TextOptions"), "llm.samplers"),
     "Batch": "llm.batch",
+    "MediaPrompt": "llm.media_prompt",
     "BatchOptions": "llm.generate.batched",
     "ChatSession": "llm.generate.chat",
     "ContextOptions": "llm.options",

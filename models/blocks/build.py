@@ -87,6 +87,7 @@ class Build(WeightedGraph, Generic[H_co]):
     n_seqs      for a memory with states: how many sequences the tokens belong to. Each has equally many tokens, and
                 one sequence comes after the other
     embd        embeddings are given instead of tokens
+    mixed       some tokens are rows of pictures or sounds, which are given (`UBatch.media`)
     embeddings  the graph ends with the embeddings of tokens instead of their logits
     layer       these are the embeddings after this layer (0: before the first); None: after the last one and its norm
     first       the graph is to begin with this layer, see `begin_at`
@@ -119,6 +120,7 @@ class Build(WeightedGraph, Generic[H_co]):
         layer: int | None = None,
         first: int = 0,
         hidden: bool = False,
+        mixed: bool = False,
     ) -> None:
         if not 0 < n_tokens <= kv.size:
             raise GraphError(f"n_tokens must be 1 to {kv.size}, the cells of the cache, not {n_tokens}")
@@ -129,7 +131,7 @@ class Build(WeightedGraph, Generic[H_co]):
         self.n_seqs, self.n_seq_tokens = n_seqs, n_tokens // n_seqs
         super().__init__(weights)
         self.hparams, self.kv = hparams, kv
-        self.n_tokens, self.embd = n_tokens, embd
+        self.n_tokens, self.embd, self.mixed = n_tokens, embd, mixed
         self.n_outputs = n_tokens if hidden else n_outputs
         self.n_logits = n_outputs if hidden else 0
         self.hidden: Tensor | None = None

@@ -62,7 +62,45 @@ def build_inp_embd(b: Build) -> Tensor:
         w, tokens = token_embd(b), build_inp_tokens(b)
         cur = b.cb(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), "inp_embd")
     scale = b.hparams.f_embedding_scale
-    return b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+    cur = b.cb(gg.scale(cur, scale), "inp_scaled") if scale else cur
+    return _build_inp_mixed(b, cur) if b.mixed else cur
+
+
+def _build_inp_mixed(b: Build, cur: Tensor) -> Tensor:
+    """The embeddings of tokens `cur`, ne [n_embd, n_tokens], and in their places the given rows of pictures and sounds,
+    which are not scaled. They are chosen in the graph, so that a token's embedding has the same bits in any company."""
+    given = b.input("inp_media", DType.F32, (b.hparams.n_embd, b.n_tokens), _media_rows)
+    return b.cb(gg.get_rows(gg.concat(cur, given, 1), build_inp_which(b, b.n_tokens)), "inp_mixed")
+
+
+def build_inp_which(b: Build, n: int) -> Tensor:
+    """The rows to take from `n` rows for text, followed by `n` rows for pictures: I32 ne [n]. `n`: all tokens of the
+    ubatch, or those that go on to the end of the graph (`build_inp_out_ids`)."""
+    if n == b.n_tokens:
+        return b.input("inp_which", DType.I32, (n,), lambda u, memory: _which(u, _all_rows(u, memory)))
+    return b.input("inp_which_out", DType.I32, (n,), lambda u, memory: _which(u, _wanted_rows(u, memory)))
+
+
+def _media_rows(u: UBatch, memory: Memory) -> Floats:
+    assert u.media is not None and u.media.rows is not None, u
+    return u.media.rows
+
+
+def _which(u: UBatch, tokens: Ints) -> Ints:
+    assert u.media is not None and u.media.given is not None, u
+    n = len(tokens)
+    return np.arange(n, dtype=np.int32) + n * u.media.given[tokens].astype(np.int32)
+
+
+def build_inp_deepstack(b: Build, level: int) -> Tensor:
+    """What a tower adds to the output of layer `level`: F32 ne [n_embd, n_tokens], 0 for tokens of text."""
+    shape = b.n_tokens, b.hparams.n_embd
+
+    def fill(u: UBatch, memory: Memory) -> Floats:
+        deep = None if u.media is None else u.media.deepstack
+        return np.zeros(shape, np.float32) if deep is None else deep[level]
+
+    return b.input(f"inp_deepstack_{level}", DType.F32, shape[::-1], fill)
 
 
 def _build_inp_head(b: Build) -> Tensor:
@@ -101,16 +139,30 @@ def build_inp_pos(b: Build) -> Tensor:
     """Positions of the tokens: I32 ne [n_tokens], or [4 * n_tokens] when a token has four positions (first those in
     time of all tokens, then those of height, width, and a fourth)."""
     n = b.hparams.n_pos_per_embd
-    return b.input("inp_pos", DType.I32, (b.n_tokens * n,), _positions if n == 1 else _four_positions)
+    fill = {"mrope": _four_positions, "imrope": _three_positions}.get(b.hparams.rope_type, _positions)
+    return b.input("inp_pos", DType.I32, (b.n_tokens * n,), fill)
 
 
 def _positions(u: UBatch, memory: Memory) -> Ints:
     return u.pos
 
 
+def _turns(u: UBatch) -> tuple[Ints, Ints, Ints]:
+    """The positions of tokens in time, height and width. They are equal for text."""
+    turns = None if u.media is None else u.media.turns
+    return (u.pos, u.pos, u.pos) if turns is None else (turns[0], turns[1], turns[2])
+
+
 def _four_positions(u: UBatch, memory: Memory) -> Ints:
-    """The four positions of text tokens: time, height and width are equal, and the fourth is 0."""
-    return np.concatenate((u.pos, u.pos, u.pos, np.zeros_like(u.pos)))
+    """The four positions of tokens: the fourth is 0."""
+    return np.concatenate((*_turns(u), np.zeros_like(u.pos)))
+
+
+def _three_positions(u: UBatch, memory: Memory) -> Ints:
+    """The four positions of tokens with an interleaved rope. Pairs that belong to neither height nor width turn by
+    time. `rope_multi` takes the fourth position for some of them, so that is the one in time, too."""
+    turns = _turns(u)
+    return np.concatenate((*turns, turns[0]))
 
 
 def build_pos_embd(b: Build, cur: Tensor, *, optional: bool = False) -> Tensor:

@@ -154,7 +154,7 @@ class KVCache(KVCells):
 
     def take(self, slot: Slot, u: UBatch) -> None:
         """Put a ubatch into a slot, see `hold`."""
-        self.hold(slot, u.pos, u.seq, u.sets)
+        self.hold(slot, u.pos, u.seq, u.sets, None if u.media is None else u.media.drift)
 
     def can_remove(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Whether `seq_rm` removes that: always."""
@@ -190,8 +190,11 @@ class KVCache(KVCells):
         else:
             index = np.flatnonzero(self.seq[checked_seq(seq, self.n_seq_max)])
             members = np.empty((0, len(index)), np.uint8)
-        header["caches"].append({"cells": len(index), "seqs": len(members), "head": self.head})
-        cells = [index.astype(np.int32), self.pos[index], self.delta[index], members]
+        drift = [self.drift[index]] if self.drift[index].any() else []
+        header["caches"].append(
+            {"cells": len(index), "seqs": len(members), "head": self.head} | ({"drift": 1} if drift else {})
+        )
+        cells = [index.astype(np.int32), self.pos[index], self.delta[index], *drift, members]
         return [*cells, *(rows[index] for rows in kv_rows(self))]
 
     def load(self, r: StateReader, seq: int | None) -> Callable[[], None]:
@@ -200,6 +203,7 @@ class KVCache(KVCells):
         header = r.next("caches")
         n, n_seqs, head = (r.count(name, header) for name in ("cells", "seqs", "head"))
         index, pos, delta = (r.array(np.int32, n) for _ in range(3))
+        drift = r.array(np.int32, n) if "drift" in header else 0
         saved = r.array(np.uint8, n_seqs, n).view(np.bool_)
         rows = [r.array(view.dtype, n, view.shape[1]) for view in kv_rows(self)]
         sound = ascending(index) and bool((pos >= 0).all()) and saved.view(np.uint8).max(initial=0) <= 1
@@ -226,7 +230,7 @@ class KVCache(KVCells):
                 self.seq_rm(seq)
             for to, row in zip(kv_rows(self), rows, strict=True):
                 to[cells] = row
-            self.put(cells.astype(np.int32), pos, delta, members)
+            self.put(cells.astype(np.int32), pos, delta, drift, members)
             if seq is None:
                 self.head = head
 

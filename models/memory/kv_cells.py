@@ -26,7 +26,7 @@ KV = TypeVar("KV", bound="KVCells")
 INT32_MAX = 2**31 - 1
 EMPTY, SHARED = -1, -2  # no sequence; several
 LAST_POS = INT32_MAX - 1
-_ARRAYS = ("pos", "delta", "seq", "pos_max", "seq_end", "owner")
+_ARRAYS = ("pos", "delta", "drift", "seq", "pos_max", "seq_end", "owner")
 
 
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
@@ -99,6 +99,9 @@ class KVCells:
 
     pos     int32 [size]: the position of the token a cell holds, -1 for an empty cell
     delta   int32 [size]: what was added to the position since its K was roped (see `has_shift`), 0 for an empty cell
+    drift   int32 [size]: the position of the next token of text in the rope, minus its position in the sequence. It is
+            not 0 behind a picture in models whose tokens have positions in time, height and width, because a picture
+            of 3 x 4 rows moves the positions of the rope on by 4
     seq     bool [n_seq_max, size]: which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 when it has no cells
     seq_end int32 [n_seq_max]: one past the last cell of each sequence, 0 when it has no cells
@@ -121,6 +124,7 @@ class KVCells:
 
     pos: Ints
     delta: Ints
+    drift: Ints
     seq: npt.NDArray[np.bool_]
     pos_max: Ints
     seq_end: Ints
@@ -143,6 +147,7 @@ class KVCells:
         vars(self).update(
             pos=np.full(self.size, -1, np.int32),
             delta=np.zeros(self.size, np.int32),
+            drift=np.zeros(self.size, np.int32),
             seq=np.zeros((self.n_seq_max, self.size), np.bool_),
             pos_max=np.full(self.n_seq_max, -1, np.int32),
             seq_end=np.zeros(self.n_seq_max, np.int32),
@@ -197,13 +202,18 @@ class KVCells:
             behind = max(behind, *(self.seq_end.item(s) for s in ids))
         return Slot(self.find_slot(n, behind), n, self.head)
 
-    def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None) -> None:
-        """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i].
+    def hold(
+        self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None, drift: Ints | None = None
+    ) -> None:
+        """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i]. `drift`:
+        see there; None: 0 for all.
 
         The head moves to the end of the slot. When a signal breaks this off, `undo` takes back what was done.
         """
         n, start = slot.n, slot.start
         stop = start + n
+        if drift is not None:
+            self.drift[start:stop] = drift
         if n == 1 and sets is None:
             s, p = seq.item(0), pos.item(0)
             self.pos[start], self.owner[start], self.seq[s, start] = p, s, True
@@ -237,9 +247,9 @@ class KVCells:
         self.head = slots[0].head if slots else self.head
 
     @at_once
-    def put(self, cells: Ints, pos: Ints, delta: Ints, seq: npt.NDArray[np.bool_]) -> None:
+    def put(self, cells: Ints, pos: Ints, delta: Ints, drift: Ints | int, seq: npt.NDArray[np.bool_]) -> None:
         """Fill empty `cells` as they were when saved; `seq` is bool [n_seq_max, n]. The head stays."""
-        self.pos[cells], self.delta[cells], self.seq[:, cells] = pos, delta, seq
+        self.pos[cells], self.delta[cells], self.drift[cells], self.seq[:, cells] = pos, delta, drift, seq
         self.has_shift |= bool(delta.any())
         self._settle()
         self._want_order()
@@ -250,6 +260,11 @@ class KVCells:
         """How many cells attention looks at: up to the last one in use (at least `end`), padded."""
         end = max(self.end, end, 1)
         return min(self.size, -(-end // self.padding) * self.padding)
+
+    def end_drift(self, seq_id: int) -> int:
+        """The `drift` behind the last token of a sequence; 0 for an empty one."""
+        cells = np.flatnonzero(self.seq[seq_id])
+        return int(self.drift[cells[self.pos[cells].argmax()]]) if len(cells) else 0
 
     # -- operations on sequences ----------------------------------------------------------------------------------
 
@@ -384,7 +399,9 @@ class KVCells:
         """The data of cell order()[i] was moved to cell i: number the cells accordingly."""
         order = self.order()
         n = len(order)
-        self.pos[:n], self.delta[:n], self.seq[:, :n] = self.pos[order], self.delta[order], self.seq[:, order]
+        for a in (self.pos, self.delta, self.drift):
+            a[:n] = a[order]
+        self.seq[:, :n] = self.seq[:, order]
         self._free(np.arange(n, self.size))
         self._settle()
         self.head = 0 if n >= self.size else n
@@ -408,7 +425,7 @@ class KVCells:
 
     def _free(self, cells: npt.NDArray[Any]) -> None:
         self.pos[cells] = -1
-        self.delta[cells] = 0
+        self.delta[cells] = self.drift[cells] = 0
         self.seq[:, cells] = False
 
     def _settle(self) -> None:

@@ -52,10 +52,12 @@ class KVMask:
         self._row = np.arange(len(memory))
         self._forget()
 
-    def write(self, pos: Ints, seq: Ints, slot: Slot | None, n_kv: int, shared: bool = False) -> None:
+    def write(
+        self, pos: Ints, seq: Ints, slot: Slot | None, n_kv: int, shared: bool = False, group: Ints | None = None
+    ) -> None:
         """Write rows 0 .. n_tokens - 1, columns 0 .. n_kv - 1, for tokens at `pos` of sequences `seq` that were just
-        put into `slot` (None: into another cache). `shared`: some tokens belong to several sequences. Do not read other
-        rows and columns.
+        put into `slot` (None: into another cache). `shared`: some tokens belong to several sequences. `group`: tokens of
+        the same group (-1: of none) also see those of it that follow. Do not read other rows and columns.
 
         When each row's token follows the token that the row had last time, only the new cells are written.
         """
@@ -64,6 +66,7 @@ class KVMask:
             self._follows
             and slot is not None
             and not shared
+            and group is None
             and self._version + 1 == self.cells.version
             and n == self._n
             and self._continued(pos, seq)
@@ -76,8 +79,8 @@ class KVMask:
             else:
                 self.memory[self._row[:n], slot.start + self._row[:n]] = 0.0
         else:
-            self._write_all(pos, seq, n_kv)
-            if len(set(seq.tolist())) != n:  # tokens of one sequence see each other
+            self.write_cells(pos, seq, 0, self.memory[:n, :n_kv], None if slot is None else slot.start, group)
+            if group is not None or len(set(seq.tolist())) != n:  # tokens of one sequence see each other
                 self._forget()
                 return
             self._n, self._written = n, n_kv
@@ -93,16 +96,19 @@ class KVMask:
         self._n, self._written, self._version = 0, 0, -1
         self._pos = self._seq = np.empty(0, np.int32)
 
-    def _write_all(self, pos: Ints, seq: Ints, n_kv: int) -> None:
-        self.write_cells(pos, seq, 0, self.memory[: len(pos), :n_kv])
-
-    def write_cells(self, pos: Ints, seq: Ints, first: int, out: Floats) -> None:
-        """Write what tokens see of the cells from `first` on into `out`, float32 [tokens, cells]."""
+    def write_cells(
+        self, pos: Ints, seq: Ints, first: int, out: Floats, start: int | None = None, group: Ints | None = None
+    ) -> None:
+        """Write what tokens see of the cells from `first` on into `out`, float32 [tokens, cells]. `group`: see `write`;
+        the tokens are in the cells from `start` on. A window counts among the tokens of a group, too."""
         cells, p = slice(first, first + out.shape[1]), pos[:, None]
         cell_pos = self.cells.pos[cells]
         visible: npt.NDArray[np.bool_] = self.cells.seq[seq, cells]
         if self.causal:
-            visible &= cell_pos <= p
+            after = cell_pos <= p
+            if group is not None and start is not None:
+                after[:, start - first : start - first + len(pos)] |= (group == group[:, None]) & (group >= 0)
+            visible &= after
         if self.n_swa:
             visible &= cell_pos >= first_visible(p, self.n_swa, self.swa_type)
             if self.swa_type == "symmetric":

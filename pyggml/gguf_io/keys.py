@@ -25,6 +25,7 @@ class Keys:
         EXPERT_CHUNK_FEED_FORWARD_LENGTH = "{arch}.expert_chunk_feed_forward_length"
         USE_PARALLEL_RESIDUAL = "{arch}.use_parallel_residual"
         EXPERT_COUNT = "{arch}.expert_count"
+        NUM_DEEPSTACK_LAYERS = "{arch}.n_deepstack_layers"
         EXPERT_USED_COUNT = "{arch}.expert_used_count"
         EXPERT_SHARED_COUNT = "{arch}.expert_shared_count"
         EXPERT_GROUP_COUNT = "{arch}.expert_group_count"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,12 +29,33 @@ class Sequences(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MediaRow:
+    """A token of a prompt with pictures or sounds (`MediaPrompt`), beyond its id.
+
+    row        float32 [n_embd]: the embedding that takes the token's place; None: the token keeps its own
+    deepstack  float32 [n_levels, n_embd]: what is added to the outputs of the first layers
+    group      tokens of its sequence with the same group see each other, whichever comes first; -1: of no group
+    n_group    how many tokens the group has, which must all be in one batch
+    turn       how far its positions in time, height and width (in the rope) are from that of a token of text here
+    drift      how far the token moves the positions of those behind it
+    """
+
+    row: Floats | None = None
+    deepstack: Floats | None = None
+    group: int = -1
+    n_group: int = 0
+    turn: tuple[int, int, int] = (0, 0, 0)
+    drift: int = 0
+
+
 class Batch:
     """Tokens of any sequences: position, sequence ids, whether logits are wanted (llama_batch).
 
     A batch holds tokens (`tokens`) or embeddings (`embd`, rows of n_embd numbers), not both. Only a batch for a head
     that drafts holds both: each token and the hidden state of the token before it (`add_hidden`). `pos`, `seq_ids` and
-    `logits` have an entry for each token. Tokens may stand in any order: they are evaluated by their positions.
+    `logits` have an entry for each token; `media` has entries (by index) for those that are part of a picture or sound.
+    Tokens may stand in any order: they are evaluated by their positions.
     """
 
     def __init__(self) -> None:
@@ -42,6 +64,7 @@ class Batch:
         self.pos: list[int] = []
         self.seq_ids: list[tuple[int, ...]] = []
         self.logits: list[bool] = []
+        self.media: dict[int, MediaRow] = {}
 
     @classmethod
     def prompt(cls, tokens: Iterable[int], pos: int = 0, seq_ids: int | Sequence[int] = 0) -> Batch:
@@ -119,6 +142,7 @@ class Batch:
         """Remove all tokens."""
         for items in (self.tokens, self.embd, self.pos, self.seq_ids, self.logits):
             items.clear()
+        self.media.clear()
 
     def _row(self, row: Any, pos: int) -> Floats:
         try:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, Literal, NoReturn, SupportsIndex
 from weakref import WeakSet
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pyggml.backends.cpu import CpuBackend
 from pyggml.buffers.buffer import IN_FILE, Buffer
 from pyggml.dtypes import DType
-from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, not_sent, whole
+from pyggml.errors import BatchError, GraphError, KVCacheFull, ModelError, not_sent, one_of, whole
 from pyggml.graph import Graph
 from pyggml.lock import changing, locked
 from pyggml.models.hparams import Pooling
@@ -37,6 +37,7 @@ from .figures.report import log_context
 from .graphs import Graphs, GraphSize, ReadyGraph, ReadyGraphs
 from .interrupt import uninterrupted
 from .loaded import LoadedModel
+from .media_prompt import MediaPrompt
 from .options import SHORTER, check_types, warn_beyond
 from .outputs import Members, checked_output, gathered, members, of_all, pool
 from .ubatch import FIRST, SBatch, UBatch, texts_of, ubatches_of_tokens
@@ -206,9 +207,10 @@ class LlamaContext(Closeable):
         self._perf.decoded(start, n)
 
     @changing
-    def decode(self, batch: Batch | Sequence[int]) -> None:
-        """Evaluate a batch. Plain token ids are appended to sequence 0; the last of them gets logits (or all of them
-        embeddings).
+    def decode(self, batch: Batch | Sequence[int] | MediaPrompt, logits: Literal["last", "all"] = "last") -> None:
+        """Evaluate a batch. Plain token ids, and a prompt with pictures or sounds, are appended to sequence 0; the last
+        of their tokens gets logits, or with "all" every one (or all of them embeddings). A `Batch` says itself which
+        logits it wants.
 
         On any error the cache is as it was before the call. After Ctrl-C either the whole batch is evaluated, with
         `logits` set, or nothing has changed. Raises BatchError for a batch that cannot be taken, KVCacheFull when it
@@ -216,13 +218,22 @@ class LlamaContext(Closeable):
         """
         start = time.perf_counter()
         self._undo()  # takes back an earlier decode that two signals broke off
-        if self._output.embeddings and not isinstance(batch, Batch):
-            batch = Batch.prompt(batch, self.memory.seq_pos_max(0) + 1)
-            batch.logits = [True] * len(batch)
+        one_of("logits", logits, ("last", "all"), BatchError)
+        if not isinstance(batch, Batch):
+            first = self.memory.seq_pos_max(0) + 1
+            if isinstance(batch, MediaPrompt):
+                batch = batch.batch(self.model, first)
+            elif self._output.embeddings or logits == "all" or self._drifts():
+                batch = Batch.prompt(batch, first)
+            if isinstance(batch, Batch) and (self._output.embeddings or logits == "all"):
+                batch.logits = [True] * len(batch)
         of: Members | None = None
         if isinstance(batch, Batch):
             whole = SBatch(batch, simple_split=not self.memory.equal_seqs)
             whole.check(self.memory)
+            if batch.media or self._drifts():
+                if self.model.hparams.n_pos_per_embd > 1:
+                    whole.turn(self.memory)
             self.memory.check_encoded(whole.first, whole.sets)
             if self.pooling != "none":
                 of = members(whole, self.model.hparams.rank_head.pooling if self.pooling == "rank" else self.pooling)
@@ -386,6 +397,10 @@ class LlamaContext(Closeable):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _drifts(self) -> bool:
+        """Whether tokens of the memory are behind pictures that moved the positions of the rope."""
+        return self.model.hparams.n_pos_per_embd > 1 and any(bool(c.drift.any()) for c in self.memory.caches[:1])
+
     def _check(
         self, n: int, tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, encodes: bool = False
     ) -> None:
@@ -467,12 +482,13 @@ class LlamaContext(Closeable):
         n_kv = tuple([c.n_kv() for c in graphs.caches])
         n_outputs, n_seqs = len(u.outputs) or 1, u.n_seqs if graphs.memory.equal_seqs else 1
         hidden = self._graphs.hidden
-        size = GraphSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden)
+        mixed, group = (False, None) if u.media is None else (u.media.rows is not None, u.media.group)
+        size = GraphSize(u.n_tokens, n_outputs, u.embd is not None, n_kv, self._adapters.graph, n_seqs, hidden, mixed)
         ready = graphs.get(size)
         ready.fill(u, graphs.memory)
         for mask, head, slot, n in zip(graphs.masks, ready.heads, slots, n_kv, strict=False):
             if mask is not None:
-                mask.write(u.pos, u.seq, slot, n, u.sets is not None)
+                mask.write(u.pos, u.seq, slot, n, u.sets is not None, group)
             if slot is not None:
                 head.bind(slot.start)
         ready.schedule.run(n_threads=self._threads[u.n_tokens > 1])

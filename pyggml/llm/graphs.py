@@ -49,6 +49,7 @@ class GraphSize(NamedTuple):
     adapters: Adapters = NO_ADAPTERS
     n_seqs: int = 1  # sequences, for a memory with states: see `Build`
     hidden: bool = False  # the graph also gives the hidden states of all tokens
+    mixed: bool = False  # some tokens are rows of pictures or sounds
 
     def with_n_kv(self, n_kv: Sequence[int]) -> GraphSize:
         """The same size, with these n_kv for the first caches."""
@@ -82,9 +83,10 @@ class Graphs:
             layer=self._output.layer,
             first=first,
             hidden=size.hidden,
+            mixed=size.mixed,
         )
         b.asked = self._model.watches.asks
-        whole = not first and self._output.layer is None
+        whole = not first and self._output.layer is None and not size.mixed  # deepstack differs by layer
         known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
         of = size.embd, size.n_seqs, size.hidden
         b.twins = {} if known is None else known.get(of, {})

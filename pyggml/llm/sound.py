@@ -67,9 +67,15 @@ def _of_folder(model: LoadedModel) -> Hearing:
 
 
 def sound_features(self: LoadedModel, sound: Sound, rate: int | None = None, n_threads: int | None = None) -> Features:
-    """What the tower makes of a sound (see `read_sound`), on its way into the text."""
+    """What the tower makes of a sound, on its way into the text. Arguments and errors are those of `encode_audio`."""
     h = hearing(self)
-    return h.tower.encode(h.arrays(read_sound(sound, rate)), n_threads).features
+    return h.tower.encode(h.arrays(heard(sound, rate)), n_threads).features
+
+
+def heard(sound: Sound, rate: int | None) -> Floats:
+    """The samples of a sound, see `read_sound`; those of an array are 16,000 in a second unless `rate` says otherwise."""
+    in_file = isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview))
+    return read_sound(sound, RATE if rate is None and not in_file else rate)
 
 
 def encode_audio(self: LoadedModel, sound: Sound, rate: int | None = None, n_threads: int | None = None) -> Floats:
@@ -80,8 +86,6 @@ def encode_audio(self: LoadedModel, sound: Sound, rate: int | None = None, n_thr
     rate   how many samples make a second, for samples (16,000 when it is not given)
 
     Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral all of it in parts of 30 seconds. Raises ModelError for
-    a model that does not hear, MediaError for a sound that cannot be read.
+    a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is too short.
     """
-    if rate is None and not isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
-        rate = RATE
     return sound_features(self, sound, rate, n_threads).rows

@@ -7,7 +7,6 @@ code, a window that has nothing of the sound is not decoded, and the text before
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import ModelError, OptionError, one_of
-from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound
+from pyggml.media.sound import RATE, Sound, SoundProcessor
 from pyggml.types import Floats
 
 from .batch import Batch
 from .context import LlamaContext
-from .sound import hearing
+from .sound import heard, hearing
 from .speech import SpeechTokens, language_code
 
 if TYPE_CHECKING:
@@ -147,9 +146,7 @@ class Transcriber:
         if prompt is not None:
             self._before = model.tokenize(" " + prompt.strip(), False) if isinstance(prompt, str) else list(prompt)
         self._hearing = hearing(model)
-        if rate is None and not isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
-            rate = RATE
-        samples = read_sound(sound, rate)
+        samples = heard(sound, rate)
         self.duration = len(samples) / RATE
         self._frames, self._n_own = _frames_of(self._hearing.processor, samples)
         self._context = context

@@ -6,16 +6,18 @@ sequences, equally many tokens of each), by sequence (tokens of one sequence).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.errors import BatchError
-from pyggml.models.ubatch import UBatch
+from pyggml.models.memory.memory import Memory
+from pyggml.models.ubatch import UBatch, UMedia
 from pyggml.types import Ints
 
-from .batch import Batch, Sequences, check_positions
+from .batch import Batch, MediaRow, Sequences, check_positions
 
 _NONE = np.empty(0, np.int32)
 FIRST = np.zeros(1, np.int32)  # the index, and the sequence, of the one token of most decodes
@@ -59,8 +61,13 @@ class SBatch:
         self.sets = batch.seq_ids if shared else None
         self.first = np.array([ids[0] for ids in batch.seq_ids], np.int32)
         self.simple_split, self.n_tokens, self.out_ids = simple_split, n, _NONE
+        self.media = _media(batch.media, self.pos, self.first) if batch.media else None
+        if self.media is not None and self.media.given is not None and self.token is not None:
+            self.token[self.media.given] = 0
         if simple_split:
             self.ids, self._in_order = self._simple_order()
+            self._done = 0  # tokens handed out
+            self._whole = self._cuts()
             self.seq = [SeqGroup(0, (), 0, n)]
         else:
             order = sorted(range(n), key=lambda i: (-len(self.seq_ids[i]), self.seq_ids[i], batch.pos[i]))
@@ -77,7 +84,15 @@ class SBatch:
         """The next tokens, at most `n_ubatch` of them. Only for an SBatch with `simple_split`."""
         self._expect(simple=True)
         group = self.seq[0]
-        return self._take([(group, min(group.length, n_ubatch))])
+        n = min(group.length, n_ubatch)
+        if self._whole is not None:
+            may = np.flatnonzero(self._whole[self._done : self._done + n])
+            if not len(may):
+                size = int(np.argmax(self._whole[self._done :])) + 1
+                raise BatchError(f"{size} tokens see each other, but only n_ubatch = {n_ubatch} run together")
+            n = int(may[-1]) + 1
+        self._done += n
+        return self._take([(group, n)])
 
     def split_equal(self, n_ubatch: int) -> UBatch:
         """Take equally many tokens from each of the next sequences, at most `n_ubatch` in all. The number is that of
@@ -101,6 +116,23 @@ class SBatch:
         self._expect(simple=False)
         group = self.seq[0]
         return self._take([(group, min(group.length, n_ubatch))])
+
+    def turn(self, memory: Memory) -> None:
+        """In a model whose tokens have positions in time, height and width: find these, as they follow from what the
+        sequences hold. Does nothing when all are equal to `pos`."""
+        cells = memory.caches[0]
+        if not cells.drift.any() and self.media is None:
+            return
+        n = len(self.pos)
+        own = np.zeros((3, n), np.int32) if self.media is None or self.media.turns is None else self.media.turns
+        step = np.zeros(n, np.int32) if self.media is None or self.media.drift is None else self.media.drift
+        drift = np.empty(n, np.int32)
+        for s in np.unique(self.first).tolist():
+            of = np.flatnonzero(self.first == s)
+            of = of[np.argsort(self.pos[of], kind="stable")]
+            drift[of] = cells.end_drift(s) + np.cumsum(step[of])
+        media = UMedia() if self.media is None else self.media
+        self.media = replace(media, turns=own + self.pos + drift - step, drift=drift)
 
     def parts(self, n_ubatch: int) -> Iterator[UBatch]:
         """Simple (or equal) splits until nothing is left."""
@@ -127,6 +159,19 @@ class SBatch:
                     return np.argsort(self.pos, kind="stable").astype(np.int32), False
                 latest[s] = pos
         return ids, True
+
+    def _cuts(self) -> npt.NDArray[np.bool_] | None:
+        """For each token in the order of evaluation, whether a ubatch may end with it: no tokens that see each other
+        are on both sides. None: after any token. Raises BatchError when such tokens are not all in the batch."""
+        group = None if self.media is None else self.media.group
+        if group is None:
+            return None
+        n = len(self.ids)
+        last = np.arange(n)
+        for g in range(int(group.max()) + 1):
+            of = np.flatnonzero(group[self.ids] == g)
+            last[of] = of[-1]
+        return np.maximum.accumulate(last) == np.arange(n)
 
     def _groups(self) -> list[SeqGroup]:
         groups: list[SeqGroup] = []
@@ -169,8 +214,59 @@ class SBatch:
             u.pos, u.seq = u.pos[ids], u.seq[ids]
             indices: list[int] = ids.tolist()
             u.sets = None if u.sets is None else [u.sets[i] for i in indices]
+        if self.media is not None:
+            u.media = _of_tokens(self.media, ids)
         self.out_ids = np.concatenate((self.out_ids, ids[u.outputs]))
         return u
+
+
+def _media(rows: Mapping[int, MediaRow], pos: Ints, seq: Ints) -> UMedia:
+    """What a batch of tokens at `pos` of sequences `seq` has of pictures and sounds. `rows` are by the index of the
+    token. Raises BatchError when tokens that see each other are not all in the batch."""
+    n = len(pos)
+    given = {i: m.row for i, m in rows.items() if m.row is not None}
+    deep = {i: m.deepstack for i, m in rows.items() if m.deepstack is not None}
+    media = UMedia()
+    if given:
+        media.rows = np.zeros((n, len(next(iter(given.values())))), np.float32)
+        media.rows[list(given)] = list(given.values())
+        media.given = np.zeros(n, np.bool_)
+        media.given[list(given)] = True
+    if deep:
+        levels, width = next(iter(deep.values())).shape
+        media.deepstack = np.zeros((levels, n, width), np.float32)
+        for i, values in deep.items():
+            media.deepstack[:, i] = values
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, m in rows.items():
+        if m.group >= 0:
+            groups.setdefault((int(seq[i]), m.group), []).append(i)
+    for g, of in enumerate(groups.values()):
+        if len(of) != rows[of[0]].n_group:
+            text = f"{rows[of[0]].n_group} tokens see each other, but only {len(of)} of them are in the batch"
+            raise BatchError(f"from position {pos[of[0]]} on {text}")
+        if media.group is None:
+            media.group = np.full(n, -1, np.int32)
+        media.group[of] = g
+    if any(m.drift or any(m.turn) for m in rows.values()):
+        media.turns, media.drift = np.zeros((3, n), np.int32), np.zeros(n, np.int32)
+        for i, m in rows.items():
+            media.turns[:, i], media.drift[i] = m.turn, m.drift
+    return media
+
+
+def _of_tokens(media: UMedia, ids: Ints) -> UMedia:
+    """What these tokens have of it."""
+    given = None if media.given is None else media.given[ids]
+    some = given is not None and given.any()
+    return UMedia(
+        rows=media.rows[ids] if some and media.rows is not None else None,
+        given=given if some else None,
+        deepstack=media.deepstack[:, ids] if some and media.deepstack is not None else None,
+        group=None if media.group is None else media.group[ids],
+        turns=None if media.turns is None else media.turns[:, ids],
+        drift=None if media.drift is None else media.drift[ids],
+    )
 
 
 class _Nothing:

@@ -42,8 +42,8 @@ def read_sound(sound: Sound, rate: int | None = None) -> Floats:
     rate   how many samples make a second, for an array; a file says it itself
 
     Channels are averaged. Another rate is converted by the library soxr. Files need `pip install pyggml[media]`.
-    Raises MediaError for a file that is missing or damaged, for a sound that is empty, longer than `limits.SOUND_SECONDS`
-    or not finite, for an array without a rate or of another shape, and when a library is missing.
+    Raises MediaError for a file that is missing or damaged, for a sound that is empty, longer than
+    `limits.SOUND_SECONDS` or not finite, for an array without a rate or of another shape, and when a library is missing.
     """
     if isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
         if rate is not None:

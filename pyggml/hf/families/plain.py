@@ -32,6 +32,18 @@ def _stablelm_told(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
     }
 
 
+def _cohere2_scale(c: Config) -> float:
+    """The factor of the logits. Aya Vision's class in the transformers library leaves it out."""
+    scale = c.number("logit_scale")
+    return 1.0 if c.outer.get("model_type") == "aya_vision" else scale
+
+
+def _n_deepstack(c: Config) -> int | None:
+    """How many layers get additions from the tower (a key that llama.cpp reads, too)."""
+    vision = c.outer.get("vision_config") or {}
+    return len(vision.get("deepstack_visual_indexes", [8, 16, 24])) if c.outer else None
+
+
 def _no_mscale(c: Config) -> dict[str, object]:
     if c.rope["rope_type"] == "yarn" and c.rope.get("mscale_all_dim"):
         c.fail("rope_parameters: mscale_all_dim scales the scores of attention, too: of minicpm3 it is not supported")
@@ -92,7 +104,10 @@ FAMILIES = (
         keys=THREE_POSITIONS,
         more=qwen_window,
     ),
-    Family(arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration", keys=THREE_POSITIONS),
+    Family(
+        arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration",
+        keys={**THREE_POSITIONS, "n_deepstack_layers": Of(_n_deepstack)},
+    ),
     Family(
         arch="hunyuan-dense",
         types=("hunyuan_v1_dense",),
@@ -182,7 +197,7 @@ FAMILIES = (
         arch="cohere2",
         types=("cohere2",),
         cls="Cohere2ForCausalLM",
-        keys={"logit_scale": "logit_scale"},
+        keys={"logit_scale": Of(_cohere2_scale, lambda scale, keys: {"logit_scale": scale})},
         more=window,
     ),
     Family(arch="exaone4", types=("exaone4",), cls="Exaone4ForCausalLM", more=window),

@@ -8,7 +8,8 @@ The file (container: `state_file`) has in its header
               output_norm; and for a stage `stage`, its first layer and its end
     tokens    how many tokens the caller put with the state
     caches    for each cache (an interleaved memory has two) `cells`, how many are saved; `seqs`, how many sequences
-              they may belong to (0 in a sequence's file); `head`, where the next search for a slot starts
+              they may belong to (0 in a sequence's file); `head`, where the next search for a slot starts; `drift`,
+              when the cells have one
     states    for a model with recurrent layers: `cells`, how many states are saved, and `seqs`, of how many sequences
               (1 in a sequence's file)
     outputs   rows of logits
@@ -20,6 +21,7 @@ and the arrays (C order)
       index   i32 [cells]            where in the cache the cells were, ascending
       pos     i32 [cells]
       delta   i32 [cells]            what was added to pos since K was roped
+      drift   i32 [cells]            with `drift`: how far positions of the rope are from pos behind the cell
       seq     u8 [seqs, cells]       1 where the cell belongs to the sequence
       K, V    per layer, K then V: [cells, bytes of one cell], as the cache stores them; V is never transposed here
     of states (`RecurrentCells.save`)
