@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import sqrt
 
+import numpy as np
+import numpy.typing as npt
+
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
@@ -40,25 +43,28 @@ def build_patches(b: TowerBuild, n_channels: int = 3) -> Tensor:
 def build_class_token(b: TowerBuild, cur: Tensor) -> Tensor:
     """Put the embedding of the class before the patches of each picture: ne [n_embd, 1 + n_tokens, n_pictures]."""
     n_embd, n = cur.ne[0], cur.ne[2]
-    token = gg.repeat_4d(_f32(b.weight("v.class_embd", (n_embd,), suffix="")), n_embd, 1, n, 1)
+    token = gg.repeat_4d(to_f32(b.weight("v.class_embd", (n_embd,), suffix="")), n_embd, 1, n, 1)
     return b.cb(gg.concat(token, cur, 1), "class_embd")
 
 
-def _f32(t: Tensor) -> Tensor:
+def to_f32(t: Tensor) -> Tensor:
+    """A tensor that something is added to, in F32."""
     return t if t.dtype is DType.F32 else gg.cast(t, DType.F32)
 
 
 def build_learned_positions(b: TowerBuild, cur: Tensor) -> Tensor:
     """Add the embeddings of positions, one for each token."""
     positions = b.weight("v.position_embd", cur.ne[:2])
-    return b.cb(gg.add(cur, _f32(positions)), "pos_embd")
+    return b.cb(gg.add(cur, to_f32(positions)), "pos_embd")
 
 
-def build_optional_norm(b: TowerBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0) -> Tensor:
+def build_optional_norm(
+    b: TowerBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0, il: int = -1
+) -> Tensor:
     """The norm of that role, when the tower has it; else `cur`."""
-    if b.optional(role, cur.ne[:1]) is None:
+    if b.optional(role, cur.ne[:1], il) is None:
         return cur
-    return build_norm(b, cur, role, role.partition(".")[2], kind=kind, eps=eps)
+    return build_norm(b, cur, role, role.partition(".")[2], il, kind, eps=eps)
 
 
 def build_layers(
@@ -115,8 +121,8 @@ def build_self_attn(
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
-    Q, K and V have weights of their own, or one together (`attn_qkv`). Q and K may have norms: over a head, or over
-    all heads of a token.
+    Q, K and V have weights of their own, or one together (`attn_qkv`). Those with weights of their own may have norms
+    over all heads of a token.
     """
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
@@ -128,10 +134,11 @@ def build_self_attn(
             gg.view_4d(qkv, head, n_head, n_tokens, n, size * head, row, picture, size * n_embd * i) for i in range(3)
         )
     else:
-        q, k, v = (
-            gg.reshape_4d(b.linear(b.own(f"attn_{x}"), cur, n_embd, f"{x.upper()}cur", il), head, n_head, n_tokens, n)
-            for x in "qkv"
+        parts = (b.linear(b.own(f"attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
+        normed = (
+            build_optional_norm(b, t, b.own(f"attn_{x}_norm"), "rms", il=il) for x, t in zip("qkv", parts, strict=True)
         )
+        q, k, v = (gg.reshape_4d(t, head, n_head, n_tokens, n) for t in normed)
     q, k = (rope(t) if rope is not None else t for t in (q, k))
     q, k, v = b.cb(q, "Qcur", il), b.cb(k, "Kcur", il), b.cb(v, "Vcur", il)
     if windows is None:
@@ -189,7 +196,7 @@ def build_attention_pool(b: TowerBuild, cur: Tensor) -> Tensor:
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
     head = n_embd // n_head
-    probe = gg.reshape_2d(_f32(b.weight("v.head.probe", (n_embd,), suffix="")), n_embd, 1)
+    probe = gg.reshape_2d(to_f32(b.weight("v.head.probe", (n_embd,), suffix="")), n_embd, 1)
     q = gg.reshape_4d(b.linear("v.head.attn_q", probe, n_embd, "head_q"), head, n_head, 1, 1)
     q = gg.repeat_4d(q, head, n_head, 1, n)
     k, v = (
@@ -201,3 +208,107 @@ def build_attention_pool(b: TowerBuild, cur: Tensor) -> Tensor:
     up = b.linear("v.head.ffn_up", build_norm(b, cur, "v.head.ln", "head_ln", kind="layer"), b.hparams.n_ff, "head_up")
     down = b.linear("v.head.ffn_down", ACTIVATIONS[b.hparams.act](up), n_embd, "head_down")
     return b.cb(gg.add(cur, down), "head_out")
+
+
+def build_merged(b: TowerBuild, cur: Tensor, factor: int) -> Tensor:
+    """Put the patches of each square of `factor` x `factor` into one row, line by line ("pixel shuffle"): ne
+    [n_embd * factor^2, h / factor * w / factor, n_pictures]."""
+    n, h, w = b.size
+    n_embd = cur.ne[0]
+    lines = gg.reshape_4d(cur, n_embd * factor, w // factor, factor, h // factor * n)
+    squares = gg.cont(gg.permute(lines, 0, 2, 1, 3))
+    return gg.reshape_3d(squares, n_embd * factor**2, (h // factor) * (w // factor), n)
+
+
+def build_channels_merged(b: TowerBuild, cur: Tensor, kernel: Tensor, factor: int) -> Tensor:
+    """As `build_merged`, with the patches of a square side by side for each channel, as a convolution reads them, and
+    multiplied with `kernel`, ne [n_embd * factor^2, n_out]: ne [n_out, h / factor * w / factor, n_pictures]."""
+    n, h, w = b.size
+    n_embd = cur.ne[0]
+    planes = gg.reshape_4d(gg.cont(gg.permute(cur, 1, 0, 2, 3)), w, h, n_embd, n)
+    shape = gg.reshape_4d(kernel, factor, factor, n_embd, kernel.n_elements // (factor**2 * n_embd))
+    columns = gg.im2col(shape, planes, factor, factor, 0, 0, 1, 1, True, DType.F32)
+    return gg.mul_mat(kernel, gg.reshape_3d(columns, columns.ne[0], columns.ne[1] * columns.ne[2], n))
+
+
+def axis_weights(n: int, side: int, cubic: bool, corners: bool) -> npt.NDArray[np.float64]:
+    """How `n` positions along an axis are made of `side` learned ones, [n, side]: linear interpolation, or cubic
+    convolution (Keys, a = -0.75). `corners`: the first and last ones fall together; else the ends of the axis do.
+    Positions beyond the ends are those at the ends."""
+    i = np.arange(n)
+    at = i * (side - 1) / max(n - 1, 1) if corners else (i + 0.5) * side / n - 0.5
+    found = np.zeros((n, side))
+    base = np.floor(at).astype(int)
+    for tap in range(-1, 3) if cubic else range(2):
+        d = np.abs(at - base - tap)
+        near = ((1.25 * d - 2.25) * d) * d + 1 if cubic else np.maximum(1 - d, 0)
+        far = ((-0.75 * d + 3.75) * d - 6) * d + 3
+        np.add.at(found, (i, np.clip(base + tap, 0, side - 1)), np.where(d <= 1, near, far) if cubic else near)
+    return found
+
+
+def build_interpolated_positions(
+    b: TowerBuild, side: int, *, cubic: bool = True, corners: bool = False, first: int = 0
+) -> Tensor:
+    """The embeddings of the positions of `h` x `w` patches, made of a learned square of `side` x `side`: ne [n_embd,
+    h * w], line by line. See `axis_weights`; `first`: how many positions come before the square."""
+    h, w = b.size.h, b.size.w
+    n_embd = b.hparams.n_embd
+    table = to_f32(b.weight("v.position_embd", (n_embd, first + side * side)))
+    square = gg.view_3d(table, n_embd, side, side, table.nb[1], table.nb[1] * side, table.nb[1] * first)
+    if (h, w) == (side, side):
+        return gg.reshape_2d(square if first == 0 else gg.cont(square), n_embd, h * w)
+    of_w = b.constant("pos_of_columns", lambda: axis_weights(w, side, cubic, corners))
+    of_h = b.constant("pos_of_lines", lambda: axis_weights(h, side, cubic, corners))
+    lines = gg.mul_mat(of_w, gg.cont(gg.permute(square, 1, 0, 2, 3)))  # [w, n_embd, side]
+    lines = gg.cont(gg.permute(lines, 1, 2, 0, 3))  # [side, w, n_embd]
+    grid = gg.mul_mat(of_h, lines)  # [h, w, n_embd]
+    return gg.reshape_2d(gg.cont(gg.permute(grid, 2, 1, 0, 3)), n_embd, h * w)
+
+
+def build_rope_2d(b: TowerBuild, base: float, lines: Callable[[], npt.NDArray[np.int32]]) -> Rope:
+    """Turns pairs (i, i + half a head): the first half of them by the patch's line, the others by its column, each from
+    the fastest on. `lines()` gives line and column of each patch, [2, n_patches]."""
+    quarter = b.hparams.n_embd // b.hparams.n_head // 4
+
+    def positions() -> npt.NDArray[np.int32]:
+        line, column = lines()
+        return np.concatenate([line, column, np.zeros_like(line), np.zeros_like(line)]).astype(np.int32)
+
+    def turn(t: Tensor) -> Tensor:
+        sections = (quarter, quarter, 0, 0)
+        at = b.constant("positions", positions)
+        return gg.rope_multi(t, at, None, 2 * quarter, sections, "vision", 0, base, 1.0, 0.0, 1.0, 0.0, 0.0)
+
+    return turn
+
+
+def build_rope_halves(b: TowerBuild, base: float) -> Rope:
+    """Turns neighbours: in the first half of a head by the patch's line, in the second one by its column. The pairs of
+    a head are ever slower in turns: the first of lines, the first of columns, the second of lines ... Patches lie line
+    by line."""
+    n, h, w = b.size
+    head = b.hparams.n_embd // b.hparams.n_head
+    half = head // 2
+
+    def turn(t: Tensor) -> Tensor:
+        line = b.constant("lines", lambda: np.repeat(np.arange(h, dtype=np.int32), w))
+        column = b.constant("columns", lambda: np.tile(np.arange(w, dtype=np.int32), h))
+        parts = [
+            gg.rope_ext(
+                gg.view_4d(t, half, *t.ne[1:], *t.nb[1:], t.nb[0] * half * i),
+                (line, column)[i], None, half, "norm", 0, base, (1.0, base ** (-2 / head))[i], 0.0, 1.0, 0.0, 0.0,
+            )
+            for i in (0, 1)
+        ]  # fmt: skip
+        return gg.concat(parts[0], parts[1], 0)
+
+    return turn
+
+
+def build_mlp(
+    b: TowerBuild, cur: Tensor, first: str, second: str, n_hidden: int, act: Activation, n_out: int = 0
+) -> Tensor:
+    """second(act(first(cur))): ne [n_out, n_tokens, n_pictures], n_out being the features' by default."""
+    cur = ACTIVATIONS[act](b.linear(first, cur, n_hidden, first))
+    return b.linear(second, cur, n_out or b.hparams.n_embd_out, second)

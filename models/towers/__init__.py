@@ -22,9 +22,22 @@ if TYPE_CHECKING:
     from .tower import Tower
 
 PAGES = {  # the name of a tower -> the module that describes it
+    "aya_vision": "shuffled",
     "clip": "encoders",
-    "siglip": "encoders",
+    "dinov2": "encoders",
+    "gemma3": "llava",
+    "glm4v": "qwen_vl",
+    "idefics3": "shuffled",
+    "internvl": "shuffled",
+    "mlp": "llava",
+    "paligemma": "llava",
+    "pixtral": "pixtral",
     "qwen2a": "hearing",
+    "qwen2.5vl_merger": "qwen_vl",
+    "qwen2vl_merger": "qwen_vl",
+    "qwen3vl_merger": "qwen_vl",
+    "siglip": "encoders",
+    "vit": "encoders",
     "voxtral": "hearing",
     "whisper": "hearing",
 }

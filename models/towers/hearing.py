@@ -24,8 +24,7 @@ from pyggml.tensor import Tensor
 from ..blocks.ffn import ACTIVATIONS
 from ..blocks.norm import build_norm
 from ..blocks.tower import TowerBuild, TowerSize
-from ..blocks.vision import _f32 as to_f32
-from ..blocks.vision import build_layers
+from ..blocks.vision import build_layers, to_f32
 from ..metadata import Reader
 from .hparams import TowerHParams, read_tower
 from .tower import Arrays, Encoded, Tower, TowerRun, array_of

@@ -32,12 +32,13 @@ class Encoded(NamedTuple):
 
 
 class TowerRun(Protocol[H_co]):
-    """Runs a loaded tower. `tensor(name)` gives the values of a weight in float32. Calling it runs the graph of that
+    """Runs a loaded tower. `tensor(name)` gives the values of a weight in
+    float32, None for one that it lacks. Calling it runs the graph of that
     size on `inputs` (float32 or int32, NumPy order), and gives the graph's results by name, in NumPy order."""
 
     @property
     def hparams(self) -> H_co: ...
-    def tensor(self, name: str) -> Array: ...
+    def tensor(self, name: str) -> Array | None: ...
     def __call__(self, size: TowerSize, **inputs: Array) -> Mapping[str, Array]: ...
 
 

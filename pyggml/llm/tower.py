@@ -50,9 +50,10 @@ class LoadedTower:
         """The names of the tensors that nothing asks for."""
         return self.weights.unused
 
-    def tensor(self, name: str) -> Array:
-        """The values of a weight, float32."""
-        return np.asarray(self.weights[name].numpy(), np.float32)
+    def tensor(self, name: str) -> Array | None:
+        """See `TowerRun`."""
+        t = self.weights.get(name)
+        return None if t is None else np.asarray(t.numpy(), np.float32)
 
     def encode(self, arrays: Arrays, n_threads: int | None = None) -> Encoded:
         """Features (and, of encoders for search, the embedding) of what the processor made of one picture or sound.

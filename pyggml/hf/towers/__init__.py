@@ -6,7 +6,7 @@ A page has FAMILIES, records of type `TowerFamily`. To add one, write it there a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,26 +14,38 @@ from typing import Any
 from pyggml.errors import ModelError
 from pyggml.tensor import Tensor
 
-from ..config import Config
 from ..parts import read_object
 from ..safetensors import open_folder
 from .family import TowerConfig, TowerFamily
 from .tensors import tower_tensors
 
 PAGES = {  # page -> the model types in it
-    "vision": ("clip", "siglip"),
     "hearing": ("qwen2_audio", "voxtral", "whisper"),
+    "vision": (
+        *("clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "vit", "llava", "llava_next"),
+        *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"),
+    ),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 
 
-def tower_family(model_type: object) -> TowerFamily | None:
-    """The family of a model_type that has a tower; None for others."""
-    page = _PAGE_OF.get(model_type) if isinstance(model_type, str) else None
+def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
+    """The family of a config.json that has a tower; None for others. Raises ModelError for a family whose tower is of a
+    kind that is not known."""
+    kind = raw.get("model_type")
+    page = _PAGE_OF.get(kind) if isinstance(kind, str) else None
     if page is None:
         return None
-    families: Iterable[TowerFamily] = import_module(f".{page}", __name__).FAMILIES
-    return next(f for f in families if model_type in f.types)
+    families: tuple[TowerFamily, ...] = import_module(f".{page}", __name__).FAMILIES
+    found = [f for f in families if kind in f.types]
+    if not all(isinstance(raw.get(f.part), dict) for f in found if f.part):
+        return None  # a text model of the same model_type
+    kinds: dict[str, TowerFamily] = {name: f for f in found for name in f.of}
+    own = raw[found[0].part].get("model_type") if found[0].part else None
+    if kinds and own not in kinds:
+        raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
+    return kinds[own] if kinds else found[0]
 
 
 def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -44,7 +56,7 @@ def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] |
     """
     path = Path(folder)
     raw = read_object(path / "config.json")
-    family = tower_family(raw.get("model_type"))
+    family = tower_family(raw)
     if family is None:
         return None
     c = TowerConfig(str(path / "config.json"), raw, family.part)
@@ -56,4 +68,4 @@ def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] |
     return kv, tensors
 
 
-__all__ = ["PAGES", "Config", "TowerConfig", "TowerFamily", "open_tower", "tower_family"]
+__all__ = ["PAGES", "TowerConfig", "TowerFamily", "open_tower", "tower_family"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -43,17 +43,19 @@ class Name:
     """How tensors of a checkpoint whose names match `pattern` (a regular expression) become tensors of a file.
 
     to     the names in the file, in which `\\1` is the first group of the pattern
-    split  makes their arrays of the array as it is stored; None: it stays as it is
+    split  makes their arrays of the array as it is stored (BF16: as uint16); None: it stays as it is
+    value  `split` changes values: it gets them in float32
     """
 
     pattern: str
     to: tuple[str, ...]
     split: Split | None = None
+    value: bool = False
 
 
-def name(pattern: str, *to: str, split: Split | None = None) -> Name:
-    """See `Name`."""
-    return Name(pattern=pattern, to=to, split=split)
+def name(pattern: str, *to: str, split: Split | None = None, value: bool = False) -> Name:
+    """See `Name`. Without names in the file, nothing reads the tensor."""
+    return Name(pattern=pattern, to=to, split=split, value=value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +63,20 @@ class TowerFamily:
     """One or more model types whose towers are read alike.
 
     types    values of `model_type`
+    of       values of the tower's own `model_type`, in families whose folders may have one of several towers; empty: any
     keys     the keys of the file without `clip.vision.` or `clip.audio.`; `projector_type` among them is
-             `clip.projector_type`, and keys that begin with `clip.` are whole
+             `clip.projector_type`
     names    how its tensors are named: the first that matches
     begin    what the names of the tower's tensors begin with (after `model.`); all others are the text model's
-    dropped  names in the file of tensors that nothing reads, given the config
     part     the tower's part of the config; empty: the folder is a tower alone
     side     `vision` or `audio`
     """
 
     types: tuple[str, ...]
+    of: tuple[str, ...] = ()
     keys: Callable[[TowerConfig], Mapping[str, object]]
-    names: Sequence[Name]
+    names: Callable[[TowerConfig], Sequence[Name]]
     begin: tuple[str, ...]
-    dropped: Callable[[TowerConfig], Collection[str]] = lambda c: ()
     part: str = "vision_config"
     side: str = "vision"
 
@@ -86,6 +88,6 @@ class TowerFamily:
             if value is None:
                 continue
             where = "clip.projector_type" if key == "projector_type" else key
-            where = where if where.startswith("clip.") else f"clip.{self.side}.{where}"
+            where = where if where == "clip.projector_type" else f"clip.{self.side}.{where}"
             kv[where] = float(np.float32(value)) if isinstance(value, float) else value
         return kv

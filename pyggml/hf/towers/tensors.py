@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pyggml.buffers.buffer import Buffer
-from pyggml.codec import bf16_to_f32
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
 from pyggml.gguf_io.bind import bound, read_only
 from pyggml.tensor import Ne, Tensor, full_ne
 
 from ..safetensors import StoredTensor
+from ..tensors import as_f32
 from .family import Array, Name, TowerConfig, TowerFamily
 
 _DTYPES = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
@@ -28,7 +28,7 @@ def tower_tensors(
 ) -> dict[str, Tensor]:
     """The tower's tensors by their names in the file. Raises ModelError for a tensor of the tower that is not known."""
     n_layer = kv.get(f"clip.{family.side}.block_count", 0)
-    dropped = set(family.dropped(c))
+    rules = family.names(c)
     buffers: dict[str, Buffer] = {}
 
     def made() -> Iterator[tuple[str, DType, Ne, Buffer, int]]:
@@ -36,17 +36,17 @@ def tower_tensors(
             short = full.removeprefix("model.")
             if not short.startswith(family.begin):
                 continue
-            found, names = _named(family, short, t)
+            found, names = _named(rules, short, t)
             block = _BLOCK.search(names[0]) if names else None
-            if not names or dropped & set(names) or (block is not None and int(block[1]) >= n_layer):
+            if not names or (block is not None and int(block[1]) >= n_layer):
                 continue
             yield from _tensors(found, names, t, buffers)
 
     return bound(made())
 
 
-def _named(family: TowerFamily, short: str, t: StoredTensor) -> tuple[Name, tuple[str, ...]]:
-    for rule in family.names:
+def _named(rules: Sequence[Name], short: str, t: StoredTensor) -> tuple[Name, tuple[str, ...]]:
+    for rule in rules:
         match = re.fullmatch(rule.pattern, short)
         if match is not None:
             return rule, tuple(match.expand(to) for to in rule.to)
@@ -63,11 +63,12 @@ def _tensors(
                 buffers[t.file.path] = read_only(t.file.data, t.file)
             yield names[0], dtype, _ne(t.shape), buffers[t.file.path], t.offset
             return
-    arrays = [t.stored()] if rule.split is None else rule.split(t.stored())
+    stored = as_f32(t.stored()) if rule.value else t.stored()
+    arrays = [stored] if rule.split is None else rule.split(stored)
     for name, a in zip(names, arrays, strict=True):
-        dtype = _DTYPES.get(t.dtype)
+        dtype = None if rule.value else _DTYPES.get(t.dtype)
         if dtype is None or not _keeps(name, a):
-            a, dtype = bf16_to_f32(a) if t.dtype == "BF16" else a.astype(np.float32), DType.F32
+            a, dtype = as_f32(a), DType.F32
         memory = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
         buffer = Buffer.allocate(memory.size)
         buffer.memory[: memory.size] = memory
