@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from .learn.muon import Muon
     from .learn.optimisers import SGD, AdamW, AdamW8, schedule
     from .llm.batch import Batch
-    from .llm.media_prompt import MediaPrompt
     from .llm.context import LlamaContext
     from .llm.embed import EmbedOptions
     from .llm.generate.batched import BatchOptions
     from .llm.generate.chat import ChatSession
     from .llm.generate.generation import GenerateOptions
+    from .llm.media_prompt import MediaPrompt
     from .llm.model import Model, load_model
     from .llm.options import ContextOptions
     from .llm.run_batch import batch

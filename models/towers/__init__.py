@@ -32,12 +32,12 @@ PAGES = {  # the name of a tower -> the module that describes it
     "mlp": "llava",
     "paligemma": "llava",
     "pixtral": "pixtral",
-    "qwen2a": "hearing",
     "qwen2.5vl_merger": "qwen_vl",
     "qwen2vl_merger": "qwen_vl",
     "qwen3vl_merger": "qwen_vl",
     "siglip": "encoders",
     "vit": "encoders",
+    "qwen2a": "hearing",
     "voxtral": "hearing",
     "whisper": "hearing",
 }

@@ -24,6 +24,7 @@ _IMAGE_TOKENS = (
     *("<|patch|>", "<|IMAGE_PAD|>", "<|media_pad|>", "<|vision_pad|>"),
 )
 _AUDIO_TOKENS = ("<|AUDIO|>", "[AUDIO]", "<audio_soft_token>", "<|audio_pad|>", "<|audio|>", "<audio>")
+_KEPT = 16  # features that a model keeps
 _BLOCKS = ("gemma3",)  # families, or else architectures, in which the rows of a picture see each other
 _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each other
 
@@ -53,16 +54,50 @@ class MediaPrompt:
         run here. Raises BatchError when placeholders and rows do not fit together, ModelError for a model that cannot
         see or hear."""
         batch = Batch.prompt(self.ids, first, seq)
-        rows = media_rows(model, self.ids, self.features(model), self.token_types)
-        batch.media = {i: m for i, m in enumerate(rows) if m}
+        batch.media = {i: m for i, m in enumerate(self.placed(model).rows) if m}
         return batch
 
-    def features(self, model: LoadedModel) -> dict[str, list[Features]]:
-        """What the model's towers make of the pictures ("image") and sounds ("audio")."""
-        return {
-            "image": [features_of(model, "image", image) for image in self.images],
-            "audio": [features_of(model, "audio", sound) for sound in self.audio],
-        }
+    def placed(self, model: LoadedModel) -> PlacedMedia:
+        """What each token is besides its id; raises as `batch`."""
+        things = {"image": self.images, "audio": self.audio}
+        features = {media: [features_of(model, media, x) for x in items] for media, items in things.items()}
+        rows = media_rows(model, self.ids, features, self.token_types)
+        keys = [int(t) for t in self.ids]
+        for media, items in things.items():
+            token = media_token(model, media)
+            at = (i for i, t in enumerate(self.ids) if t == token)
+            for x, f in zip(items, features[media], strict=True):
+                digest = media_key(x)
+                for row in range(len(f.rows)):
+                    keys[next(at)] = _key(digest, row)
+        return PlacedMedia(rows, keys)
+
+
+@dataclass(frozen=True)
+class PlacedMedia:
+    """Of each token of a prompt: what it is besides its id, and a number by which it is compared with those of other
+    prompts: its id, or for a row of a picture one that follows from the picture's bytes, and is negative."""
+
+    rows: Sequence[MediaRow | None]
+    keys: Sequence[int]
+
+    def whole(self, n: int) -> int:
+        """The largest number of tokens up to `n` after which the prompt can be cut: no tokens that see each other are
+        on both sides."""
+        seen: dict[int, int] = {}  # group -> its tokens so far
+        open_, best = 0, 0
+        for i, row in enumerate(self.rows[:n]):
+            if row is not None and row.group >= 0:
+                seen[row.group] = seen.get(row.group, 0) + 1
+                open_ += (seen[row.group] == 1) - (seen[row.group] == row.n_group)
+            if not open_:
+                best = i + 1
+        return best if n <= len(self.rows) else n
+
+
+def _key(digest: bytes, row: int) -> int:
+    h = hashlib.blake2b(digest + row.to_bytes(8, "little"), digest_size=7)
+    return -1 - int.from_bytes(h.digest(), "little")
 
 
 def media_token(model: LoadedModel, media: str = "image") -> int | None:
@@ -73,23 +108,34 @@ def media_token(model: LoadedModel, media: str = "image") -> int | None:
         return said
     if "tokenizer.ggml.tokens" not in model.kv:
         return None
-    for text in _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS:
-        ids = model.vocab.tokenize(text, False, True)
-        if len(ids) == 1 and model.vocab.text(ids[0]) == text:
-            return ids[0]
-    return None
+    known = _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS
+    return next((token for token in (token_of(model, text) for text in known) if token is not None), None)
+
+
+def token_of(model: LoadedModel, text: str) -> int | None:
+    """The token that has this text as a whole; None when there is none."""
+    ids = model.vocab.tokenize(text, False, True)
+    return ids[0] if len(ids) == 1 and model.vocab.text(ids[0]) == text else None
 
 
 def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
-    """What the model's tower makes of a picture or sound; Features stay as they are. Raises ModelError when the model
+    """What the model's tower makes of a picture or sound; Features stay as they are. The last ones are kept with the
+    model: each turn of a chat asks for the pictures of all turns before it. Raises ModelError when the model
     has no tower."""
     if isinstance(thing, Features):
         return thing
+    key = (media, media_key(thing))
+    if key in model.features:
+        model.features.move_to_end(key)
+        return model.features[key]
     make = getattr(model, "picture_features" if media == "image" else "sound_features", None)
     if make is None:
         what = "see: it has no tower for pictures" if media == "image" else "hear: it has no tower for sounds"
         raise ModelError(f"{model.path}: the model cannot {what}")
-    return make(thing)
+    found = model.features[key] = make(thing)
+    if len(model.features) > _KEPT:
+        model.features.popitem(last=False)
+    return found
 
 
 def media_rows(

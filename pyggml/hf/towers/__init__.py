@@ -20,12 +20,12 @@ from .family import TowerConfig, TowerFamily
 from .tensors import tower_tensors
 
 PAGES = {  # page -> the model types in it
-    "hearing": ("qwen2_audio", "voxtral", "whisper"),
     "vision": (
         *("clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "vit", "llava", "llava_next"),
         *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"),
     ),
+    "hearing": ("qwen2_audio", "voxtral", "whisper"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 

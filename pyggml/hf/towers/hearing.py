@@ -72,7 +72,7 @@ FAMILIES = (
     TowerFamily(
         types=("whisper",),
         keys=_whisper_keys,
-        names=_names(r"encoder\."),
+        names=lambda c: _names(r"encoder\."),
         begin=("encoder.",),
         part="",
         side="audio",
@@ -80,7 +80,10 @@ FAMILIES = (
     TowerFamily(
         types=("qwen2_audio",),
         keys=_qwen2_audio_keys,
-        names=[*_names(r"audio_tower\."), name(r"multi_modal_projector\.linear\.(weight|bias)", r"mm.a.fc.\1")],
+        names=lambda c: [
+            *_names(r"audio_tower\."),
+            name(r"multi_modal_projector\.linear\.(weight|bias)", r"mm.a.fc.\1"),
+        ],
         begin=("audio_tower.", "multi_modal_projector."),
         part="audio_config",
         side="audio",
@@ -88,7 +91,10 @@ FAMILIES = (
     TowerFamily(
         types=("voxtral",),
         keys=_voxtral_keys,
-        names=[*_names(r"audio_tower\."), name(r"multi_modal_projector\.linear_([12])\.weight", r"mm.a.mlp.\1.weight")],
+        names=lambda c: [
+            *_names(r"audio_tower\."),
+            name(r"multi_modal_projector\.linear_([12])\.weight", r"mm.a.mlp.\1.weight"),
+        ],
         begin=("audio_tower.", "multi_modal_projector."),
         part="audio_config",
         side="audio",
