@@ -174,6 +174,7 @@ PAGES = {  # general.architecture -> the module that describes it
     "t5": "t5",
     "t5encoder": "t5",
     "talkie": "talkie",
+    "whisper": "whisper",
     "xverse": "plain",
 }
 

@@ -11,18 +11,18 @@ import numpy.typing as npt
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import GraphError, ModelError
-from pyggml.graph import Graph
-from pyggml.tensor import Context, Tensor, Var
+from pyggml.tensor import Tensor, Var
 
-from ..hparams import H_co
+from ..hparams import H_co, NormKind
 from ..memory.kv_cache import KVCache
 from ..memory.memory import Memory
 from ..memory.recurrent import RecurrentCells
 from ..names import tensor_name
 from ..twins import BuiltLayer, Twin
 from ..ubatch import UBatch
-from ..weights import TensorSpec, Weights
+from ..weights import Weights
 from .adapt import NO_ADAPTERS, Adapters
+from .weighted import WeightedGraph
 
 Values = npt.NDArray[np.int32] | npt.NDArray[np.float32]
 Fill = Callable[[UBatch, Memory], Sequence[Values]]  # gives the values of a group of inputs
@@ -77,7 +77,7 @@ def _no_one(name: str) -> bool:
     return False
 
 
-class Build(Generic[H_co]):
+class Build(WeightedGraph, Generic[H_co]):
     """One graph in the making: the model, the cache, the sizes of the batch, and the inputs created so far.
 
     weights     the tensors that `weight`, `optional` and `linear` ask for; it notes which were asked for
@@ -129,7 +129,8 @@ class Build(Generic[H_co]):
         if n_tokens % n_seqs:
             raise GraphError(f"n_tokens must be a multiple of n_seqs = {n_seqs}, not {n_tokens}")
         self.n_seqs, self.n_seq_tokens = n_seqs, n_tokens // n_seqs
-        self.hparams, self.weights, self.kv = hparams, weights, kv
+        super().__init__(weights)
+        self.hparams, self.kv = hparams, kv
         self.n_tokens, self.embd, self.mixed = n_tokens, embd, mixed
         self.n_outputs = n_tokens if hidden else n_outputs
         self.n_logits = n_outputs if hidden else 0
@@ -142,8 +143,6 @@ class Build(Generic[H_co]):
         )
         self.n_kv = tuple(u.n_kv for u in self.uses)
         self.kept: dict[tuple[KVCache, int], tuple[Tensor, Tensor | None]] = {}
-        self.ctx = Context()
-        self.graph = Graph()
         self.inputs: dict[str, Input] = {}
         self._named: dict[str, Tensor] = {}
         self.built: list[BuiltLayer] = []
@@ -239,17 +238,11 @@ class Build(Generic[H_co]):
     def _leaf(self, name: str, dtype: DType, ne: tuple[int, ...]) -> Tensor:
         return self.ctx.new_tensor(dtype, ne, name).set_input()
 
-    # -- weights: asking for one declares it ----------------------------------------------------------------------
+    # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weight(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor:
-        """The weight of that role (of layer `il`), which a model must have.
-
-        Raises ModelError when it is missing or has another shape.
-        """
-        spec = TensorSpec(self.name(role, il, suffix), ne)
-        t = self.weights.ask(spec)
-        assert t is not None, spec  # or `ask` had raised
-        return t
+    def norm_eps(self, kind: NormKind) -> float:
+        """See `WeightedGraph`."""
+        return self.hparams.f_norm_rms_eps if kind == "rms" else self.hparams.f_norm_eps
 
     def name(self, role: str, il: int, suffix: str = "weight") -> str:
         """The name of the tensor of that role (of layer `il`) in a file. A head's own come before those it shares."""
@@ -260,23 +253,6 @@ class Build(Generic[H_co]):
                     return name
         return tensor_name(role, il if il < 0 else self.hparams.block(il), suffix)
 
-    def optional(self, role: str, ne: tuple[int, ...], il: int = -1, suffix: str = "weight") -> Tensor | None:
-        """The weight (or bias) of that role, or None when the model has none. Raises ModelError for another shape."""
-        return self.weights.ask(TensorSpec(self.name(role, il, suffix), ne, True))
-
-    def n_out(self, role: str, choices: tuple[int, ...], il: int = -1) -> int:
-        """How many rows the weight of that role has: one of `choices`. The first of them when the model has no such
-        weight, or one with another number of rows: asking for the weight then raises."""
-        ne = self.weights.ne(self.name(role, il))
-        return ne[1] if ne is not None and ne[1] in choices else choices[0]
-
     def mul_mat(self, w: Tensor, cur: Tensor) -> Tensor:
         """w @ cur, and what adapters add to the product of that weight."""
         return self.adapters.product(gg.mul_mat(w, cur), w.name, cur)
-
-    def linear(self, role: str, cur: Tensor, n_out: int, name: str, il: int = -1, *, bias: bool = True) -> Tensor:
-        """weight @ cur, with a weight of ne [cur.ne[0], n_out], plus the bias when the model has one: ne
-        [n_out, n_tokens]. Both nodes are called `name`. With `bias` false, a bias that the model has is not added."""
-        cur = self.cb(self.mul_mat(self.weight(role, (cur.ne[0], n_out), il), cur), name, il)
-        b = self.optional(role, (n_out,), il, "bias")
-        return cur if b is None or not bias else self.cb(gg.add(cur, b), name, il)

@@ -7,11 +7,11 @@ from pyggml.ops.norm import norm
 from pyggml.tensor import Tensor
 
 from ..hparams import NormKind
-from .build import Build
+from .weighted import WeightedGraph
 
 
 def build_norm(
-    b: Build,
+    b: WeightedGraph,
     cur: Tensor,
     role: str,
     name: str,
@@ -31,9 +31,8 @@ def build_norm(
     `per_head`: the weight has a row for each head of `cur`, ne [n_embd_head, n_head, n_tokens]. `eps`: by default that
     of the model. `suffix`: the end of the weight's name.
     """
-    hp = b.hparams
     ne = cur.ne[:2] if per_head else cur.ne[:1]
-    eps = eps or (hp.f_norm_rms_eps if kind == "rms" else hp.f_norm_eps)
+    eps = eps or b.norm_eps(kind)
     cur = gg.rms_norm(cur, eps) if kind == "rms" else norm(cur, eps)
     if not role:
         return b.cb(cur, name, il)

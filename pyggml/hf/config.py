@@ -23,7 +23,7 @@ _ROPE_NUMBERS = {
     *("high_freq_factor", "extrapolation_factor", "beta_fast", "beta_slow", "attention_factor", "attn_factor"),
     *("mscale", "mscale_all_dim", "short_mscale", "long_mscale", "alpha"),
 }
-_N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 # Where configs kept the parameters of a rope before `rope_parameters`.
 _THETA = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 _THETA_SWA = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")

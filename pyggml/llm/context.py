@@ -413,7 +413,8 @@ class LlamaContext(Closeable):
         """Update the caches, then compute the parts, `n` tokens in all. When the cells that are free lie apart, close
         the holes and try again."""
         hp = self.model.hparams
-        if self._may_exceed and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
+        of_decoder = graphs is self._ready or not hp.learned_positions  # an encoder's positions are its own
+        if self._may_exceed and of_decoder and any(u.pos.max() >= hp.n_ctx_scaled for u in parts):
             if hp.learned_positions:
                 raise BatchError(f"the model has learned {hp.n_ctx_train} positions, and knows no others: {SHORTER}")
             warn_beyond(hp)

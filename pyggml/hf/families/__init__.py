@@ -43,6 +43,7 @@ PAGES = {  # page -> the model types in it
     "encoders": ("bert", "eurobert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"),
     "mla": ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
     "t5": ("t5", "mt5", "umt5"),
+    "whisper": ("whisper",),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 
