@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_paligemma_sees_its_whole_prompt(golden: Any) -> None:
         assert (first[0] != first[1]).any()
         with pytest.raises(BatchError, match="2 token types for 28 tokens"):
             ctx.decode(gg.MediaPrompt(ids, images=[f], token_types=[0, 0]))
+
+
+def test_a_config_of_one_piece(golden: Any, tmp_path: Path) -> None:
+    """Qwen2-VL's first configs have no part for the text model, and another name for its rope."""
+    config = json.loads((MM / "qwen2-vl" / "config.json").read_bytes())
+    config = {**config.pop("text_config"), **config}
+    sections = config.pop("rope_parameters")["mrope_section"]
+    config |= {"rope_scaling": {"type": "mrope", "mrope_section": sections}, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(MM / "qwen2-vl" / "model.safetensors")
+    with gg.load_model(tmp_path, repack=False).new_context(256, **F32) as ctx:
+        ctx.decode(
+            gg.MediaPrompt(ids_of(golden, "qwen2-vl", 0), images=[features(golden, "qwen2-vl", 0)]), logits="all"
+        )
+        assert nmse(ctx.logits, golden["qwen2-vl/0/logits"]) < 1e-8
 
 
 def test_bad_prompts(golden: Any) -> None:

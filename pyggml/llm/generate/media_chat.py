@@ -208,5 +208,6 @@ _WRAPS: Mapping[str, Wrap] = {
 def _paligemma(model: LoadedModel, messages: Sequence[Mapping[str, Any]], wraps: Mapping[str, Sequence[str]]) -> str:
     """PaliGemma has no chat: the pictures, then the token that begins texts, the text, and the end of its line."""
     bos = "" if model.vocab.bos is None else model.vocab.text(model.vocab.bos)
-    said = "".join(str(_flat(m, {"image": ""}).get("content") or "").lstrip("\n") for m in messages)
-    return "".join(wraps["image"]) + bos + said + "\n"
+    contents = [m.get("content") or "" for m in messages]
+    texts = [c if isinstance(c, str) else "".join(part.get("text", "") for part in c) for c in contents]
+    return "".join(wraps["image"]) + bos + "".join(texts) + "\n"
