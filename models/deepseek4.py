@@ -25,6 +25,7 @@ from functools import partial
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.errors import ModelError
 from pyggml.gguf_io.keys import Keys
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
@@ -233,6 +234,8 @@ def _ffn(b: Build, hp: DeepSeek4HParams, cur: Tensor, il: int) -> Tensor:
         b.optional(role, (hp.n_expert,), il, "bias")
     hashed = il < hp.n_layer_hashed
     table = b.weight("ffn_gate_tid2eid", (hp.n_expert_used, hp.n_vocab), il) if hashed else None
+    if b.mixed:
+        raise ModelError("deepseek4 chooses experts by tokens: a batch has tokens, or embeddings of pictures, not both")
     if table is not None and not b.embd:
         logits = b.linear("ffn_gate_inp", cur, hp.n_expert, "ffn_moe_logits", il)
         selected = gg.get_rows(table, build_inp_tokens(b))

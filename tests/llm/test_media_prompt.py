@@ -11,6 +11,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.errors import BatchError, ModelError
+from pyggml.llm.batch import MediaRow
 from pyggml.media import Features
 
 from ..conftest import shared_dir
@@ -197,3 +198,26 @@ def test_bad_prompts(golden: Any) -> None:
         assert ctx.memory.used == 0
     with gg.load_model().new_context(64) as ctx, pytest.raises(ModelError, match="no placeholder for the rows of pict"):
         ctx.decode(gg.MediaPrompt([1, 2], images=[f]))
+
+
+@pytest.mark.parametrize("arch", ["cogvlm", "gemma3", "qwen3vl"])
+def test_rows_among_tokens(arch: str, tmp_path: Path) -> None:
+    """Rows among tokens have the bits that they have in a batch of their own (CogVLM has other weights for them). Only
+    the embeddings of tokens are scaled."""
+    from ..models.test_zoo import SPECS, Tiny
+
+    t = Tiny(next(name for name, spec in SPECS.items() if spec["arch"] == arch), tmp_path)
+    hp, ids = t.model.hparams, t.ids[:12]
+    rows = np.random.default_rng(0).standard_normal((5, hp.n_embd), np.float32)
+    mixed = gg.Batch.prompt(ids)
+    mixed.media = {4 + i: MediaRow(row) for i, row in enumerate(rows)}
+    alone = gg.Batch()
+    for i, row in enumerate(rows):
+        alone.add_embd(row / np.float32(hp.f_embedding_scale or 1), 4 + i)
+    with t.context() as ctx:
+        ctx.decode(mixed)
+        want = ctx.logits[-1]
+    with t.context() as ctx:
+        for batch in (gg.Batch.prompt(ids[:4]), alone, gg.Batch.prompt(ids[9:], 9)):
+            ctx.decode(batch)
+        assert nmse(ctx.logits[-1], want) < 1e-12
