@@ -151,7 +151,10 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
 
 
 def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """The size that shows most of a picture's pixels, and of those that show equally many the smallest one."""
+    """The size that shows most of a picture's pixels, and of those that show equally many the smallest one. Raises
+    ShapeError for a picture without pixels, and when there are no sizes."""
+    if height < 1 or width < 1:
+        raise ShapeError(f"image_sizes is {height}, {width}: no picture")
     best, shown, wasted = (0, 0), 0, 0
     for h, w in sizes:
         scale = min(w / width, h / height)
