@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex
@@ -11,6 +12,7 @@ from pyggml.errors import ModelError, not_sent, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
+from pyggml.media.features import Features
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
 from pyggml.models.metadata import Reader
@@ -46,6 +48,8 @@ class LoadedModel(Closeable):
         self.control = ControlVector({})
         self.vocab_only = tensors is None
         self.watches = Watches()  # the taps and edits that look into the graphs of its contexts
+        # What its towers made of the last pictures and sounds, by kind and digest (`media_prompt.features_of`).
+        self.features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()
         self.weight_stream: WeightStream | None = None  # for weights kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)

@@ -31,7 +31,7 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .elsewhere import Elsewhere
 from .figures.report import log_model
-from .generate.generation import GenerateOptions, Token, in_thread, new_generation, pieces, until_end
+from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces, until_end
 from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
@@ -163,7 +163,7 @@ class Model(LoadedModel):
 
     @_GENERATES
     def generate(
-        self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
         return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
@@ -178,9 +178,10 @@ class Model(LoadedModel):
 
     @_GENERATES
     def stream(
-        self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> Iterator[Token]:
-        """Continue `prompt` (text, or token ids) token by token, until the model ends the text or after `n_predict`
+        """Continue `prompt` (text, token ids, a `MediaPrompt`, or the messages of a chat, whose contents may have pictures
+        and sounds: {"type": "image", "image": PATH}) token by token, until the model ends the text or after `n_predict`
         tokens (negative: until the context is full). Closing the iterator ends it.
 
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
@@ -194,14 +195,14 @@ class Model(LoadedModel):
 
     @_GENERATES
     def agenerate(
-        self, prompt: str | Sequence[int], n_predict: int = 128, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[str]:
         """`generate` for `async for`; each step runs in a thread."""
         return in_thread(self.generate(prompt, n_predict, **options))
 
     @_GENERATES
     def astream(
-        self, prompt: str | Sequence[int], n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Token]:
         """`stream` for `async for`; each step runs in a thread."""
         return in_thread(self.stream(prompt, n_predict, n_probs, **options))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import BatchError, SamplerError, whole
@@ -24,12 +25,13 @@ from ..samplers import (
 from .engine import Engine, Failed
 from .generation import (
     Generation,
+    Prompt,
     RunOptions,
     StoppingCriteria,
     TextRequest,
     Token,
     functions,
-    ids_of,
+    read_prompt,
     sizes_to_encode,
     source_and_prompt,
 )
@@ -53,7 +55,7 @@ class BatchOptions(RunOptions, total=False):
 @hands_on(*TEXT_KEYWORDS)
 def stream_batch(
     model: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     n_predict: int = N_PREDICT,
     n_probs: int | None = 0,
     *,
@@ -80,7 +82,8 @@ def stream_batch(
     whole("n_parallel", n_parallel, 1, error=BatchError)
     if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"prompts must be a list, not {prompts!r:.60}")
-    texts = [source_and_prompt(model, ids_of(model, p)) for p in prompts]
+    read = [read_prompt(model, p) for p in prompts]
+    texts = [source_and_prompt(model, ids) for ids, _, _ in read]
     for i, (_, ids) in enumerate(texts):
         if not ids:
             raise BatchError(f"prompt {i} is empty")
@@ -90,8 +93,10 @@ def stream_batch(
     processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
     requests = [
-        TextRequest(ids, p, source, n_probs, processors, stopping, index=i)
-        for i, ((source, ids), p) in enumerate(zip(texts, params, strict=True))
+        TextRequest(
+            ids, replace(p, stop=(*end, *p.stops)), source, n_probs, processors, stopping, index=i, media=media
+        )
+        for i, ((source, ids), p, (_, media, end)) in enumerate(zip(texts, params, read, strict=True))
     ]
     n_cells = [
         len(r.prompt) + r.params.n_predict if r.params.n_predict >= 0 else max(model.hparams.n_ctx_train, len(r.prompt))
@@ -158,7 +163,7 @@ def _params_of_each(
 @hands_on(*keywords_of(stream_batch))
 def generate_batch(
     model: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[Prompt],
     n_predict: int = N_PREDICT,
     **options: Unpack[BatchOptions],
 ) -> list[str]:

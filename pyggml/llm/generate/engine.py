@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from pyggml.errors import BatchError
 from pyggml.types import Floats
 
 from ..batch import Batch
@@ -65,6 +66,12 @@ Steps: TypeAlias = "Generator[Pending | Token, Floats, None]"  # a Pending is an
 Failed: TypeAlias = "Callable[[Generation, Exception], None]"  # a generation, and what ended it
 
 
+def _too_large(g: Generation, n_batch: int) -> BatchError:
+    """The error for tokens that see each other and do not fit one batch."""
+    sizes = [row.n_group for row in g.media_at(range(g.n_done, len(g.prompt))).values()]
+    return BatchError(f"{max(sizes)} tokens see each other, but a batch has at most n_batch = {n_batch}")
+
+
 @dataclass
 class Slot:
     """A sequence of the context, and the generation in it. When the generation has ended its tokens stay until another
@@ -77,8 +84,8 @@ class Slot:
 
     @property
     def text(self) -> list[int]:
-        """Prompt and continuation, of which the first `n_done` tokens are evaluated."""
-        return [*self.generation.prompt, *self.generation.ids]
+        """Prompt and continuation, of which the first `n_done` tokens are evaluated; see `Generation.keys`."""
+        return [*self.generation.keys, *self.generation.ids]
 
     def end(self) -> None:
         """Break the generation off."""
@@ -193,13 +200,14 @@ class Engine:
         when it is worth waiting until another generation has evaluated more of that beginning."""
         if g.n_cells is None:  # it has the context to itself, and continues sequence 0
             return True
-        memory, prompt = self._ctx.memory, list(g.prompt)
+        memory, prompt = self._ctx.memory, list(g.keys)
         source, n = seq, 0
         if memory.keeps_all and self.slots and g.reuses:  # in other memories the beginnings of texts are gone
             alike = [common_prefix(prompt[:-1], s.text) for s in self.slots]
             evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self.slots, strict=True)]
             n = max(evaluated)
             source = evaluated.index(n)
+            n = g.whole(n)
             under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended)
             if max(under_way, default=0) >= n + _WORTH_WAITING:
                 return False
@@ -217,14 +225,29 @@ class Engine:
         ctx = self._ctx
         for slot in self.slots:
             if slot.pending is not None and not isinstance(slot.pending, Placed):  # it has the context to itself
-                tokens = slot.pending[: ctx.n_batch]
-                ctx.decode(tokens)
-                slot.generation.n_done += len(tokens)
+                g = slot.generation
+                tokens = slot.pending[: g.n_next(min(len(slot.pending), ctx.n_batch))]
+                if not tokens and len(slot.pending):
+                    raise _too_large(g, ctx.n_batch)
+                media = g.media_at(range(g.n_done, g.n_done + len(tokens)))
+                if media:
+                    batch = Batch.prompt(tokens, ctx.memory.seq_pos_max(0) + 1)
+                    batch.media = media
+                    ctx.decode(batch)
+                else:
+                    ctx.decode(tokens)
+                g.n_done += len(tokens)
                 return [(slot, ctx.logits)]
         active = [(slot, slot.pending) for slot in self.slots if isinstance(slot.pending, Placed)]
         batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
         for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=lambda a: len(a[1].tokens) > 1):
-            n = min(len(tokens), ctx.n_batch - len(batch))
+            n, g = min(len(tokens), ctx.n_batch - len(batch)), slot.generation
+            if g.media is not None and seqs[0] == g.seq:
+                n = g.n_next(n)
+                if not n and not len(batch):
+                    raise _too_large(g, ctx.n_batch)
+                base = len(batch)
+                batch.media |= {base + i: row for i, row in g.media_at(pos[:n]).items()}
             n_rows = n_outputs if n == len(tokens) else 0
             batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows)
             taken.append((slot, n, n_rows))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from numbers import Real
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,10 @@ from pyggml.models.memory.kv_cells import INT32_MAX
 from pyggml.signature import hands_on
 from pyggml.types import Floats
 
-from ..batch import Batch
+from ..batch import Batch, MediaRow
 from ..context import LlamaContext
 from ..decoder import Decoder
+from ..media_prompt import MediaPrompt, PlacedMedia
 from ..options import ContextOptions
 from ..samplers import (
     N_PREDICT,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from ..loaded import LoadedModel
     from .speculative import DraftStats
 
+# Text, token ids, a prompt with pictures or sounds, or the messages of a chat.
+Prompt: TypeAlias = "str | Sequence[int] | MediaPrompt | Sequence[Mapping[str, Any]]"
 StoppingCriteria = Callable[[npt.NDArray[np.int64], Floats], bool]  # the ids so far, and the logits of the last one
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,6 +98,7 @@ class Generation:
     progress: Callable[[int, int], None] | None = None  # called with the prompt's tokens: those evaluated, and all
     n_cells: int | None = None  # cells that it may use, beside other generations; None: it has the context to itself
     index: int = 0  # the place of its prompt among several
+    media: PlacedMedia | None = None  # what the prompt has of pictures and sounds
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -140,6 +144,25 @@ class Generation:
     def n_prompt(self) -> int:
         """How many tokens the given text has: the prompt, or the source of an encoder-decoder."""
         return len(self.source or self.prompt)
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """What the tokens of the prompt are compared by with those of other prompts."""
+        return self.prompt if self.media is None else self.media.keys
+
+    def whole(self, n: int) -> int:
+        """See `PlacedMedia.whole`."""
+        return n if self.media is None else self.media.whole(n)
+
+    def n_next(self, n: int) -> int:
+        """How many of the next `n` tokens can be evaluated before those behind them."""
+        return self.whole(self.n_done + n) - self.n_done
+
+    def media_at(self, places: Sequence[int]) -> dict[int, MediaRow]:
+        """The rows of pictures and sounds at these places of the prompt, by the index in `places`."""
+        rows = () if self.media is None else self.media.rows
+        found = ((i, rows[at]) for i, at in enumerate(places) if at < len(rows))
+        return {i: row for i, row in found if row is not None}
 
     def __iter__(self) -> Generator[Token, None, None]:
         for _, token in Engine(self.ctx, (self,)).run():
@@ -307,7 +330,7 @@ class TextRequest:
     """A text that is asked for: the tokens it continues, and all options. `start` puts it into a context.
 
     source     the tokens that an encoder-decoder encodes
-    n_probs, stopping, special, reuses, index   as of a `Generation`
+    n_probs, stopping, special, reuses, index, media   as of a `Generation`
     processors change logits before all samplers
     kind       the class of the generation
     """
@@ -322,6 +345,7 @@ class TextRequest:
     reuses: bool = True
     index: int = 0
     kind: type[Generation] = Generation
+    media: PlacedMedia | None = None
 
     @property
     def n_prompt(self) -> int:
@@ -347,6 +371,7 @@ class TextRequest:
             reuses=self.reuses,
             n_cells=n_cells,
             index=self.index,
+            media=self.media,
         )
 
 
@@ -395,7 +420,7 @@ def in_own_context(
 @hands_on(*TEXT_KEYWORDS)
 def new_generation(
     model: LoadedModel,
-    prompt: str | Sequence[int],
+    prompt: Prompt,
     n_predict: int = N_PREDICT,
     n_probs: int | None = None,
     *,
@@ -414,10 +439,12 @@ def new_generation(
     params = text_params(n_predict, asked)
     processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
-    source, ids = source_and_prompt(model, ids_of(model, prompt))
+    given, media, stop = read_prompt(model, prompt)
+    source, ids = source_and_prompt(model, given)
+    params = replace(params, stop=(*stop, *params.stops)) if stop else params
     return in_own_context(
         model,
-        TextRequest(ids, params, source, n_probs, processors, stopping, special),
+        TextRequest(ids, params, source, n_probs, processors, stopping, special, media=media),
         n_ctx=n_ctx,
         n_threads=n_threads,
         flash_attn=flash_attn,
@@ -482,6 +509,19 @@ def source_and_prompt(model: LoadedModel, ids: list[int]) -> tuple[list[int], li
 def sizes_to_encode(n: int) -> ContextOptions:
     """Sizes of batches in which a context can encode a text of up to `n` tokens, which it does at once."""
     return {"n_batch": max(2048, n), "n_ubatch": max(512, n)}
+
+
+def read_prompt(model: LoadedModel, prompt: Prompt) -> tuple[list[int], PlacedMedia | None, tuple[str, ...]]:
+    """The tokens of a prompt, what it has of pictures and sounds, and strings that end the answer. A prompt is text,
+    token ids, a `MediaPrompt`, or the messages of a chat. Raises as `ids_of`, and what the towers raise."""
+    if isinstance(prompt, MediaPrompt):
+        return ids_of(model, prompt.ids), prompt.placed(model), ()
+    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+        from .media_chat import read_messages
+
+        ids_of(model, "")  # refuses an encoder
+        return read_messages(model, cast("Sequence[Mapping[str, Any]]", prompt))
+    return ids_of(model, cast("str | Sequence[int]", prompt)), None, ()
 
 
 def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:

@@ -16,8 +16,7 @@ from ..samplers import N_PREDICT, TEXT_KEYWORDS, TextOptions, TextParams, our_na
 from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
 from .generation import Generation, TextRequest, ids_of, source_and_prompt
-from .templates import find_template
-from .text import chat_ids
+from .media_chat import read_messages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -178,11 +177,10 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) ->
     if "messages" in given and model.decoder_start is not None:
         raise BatchError(f"{model.arch} is an encoder-decoder, which has no chat: a request has a prompt")
     if "messages" in given:
-        template = find_template(None, model.kv)
-        prompt = chat_ids(model.vocab, template.render(given["messages"], model.vocab))
-        params = replace(params, stop=(*template.stop, *params.stops))
+        prompt, media, stop = read_messages(model, given["messages"])
+        params = replace(params, stop=(*stop, *params.stops))
     else:
-        prompt = ids_of(model, given["prompt"])
+        prompt, media = ids_of(model, given["prompt"]), None
     if not prompt:
         raise BatchError("the prompt is empty")
     if (high := max(prompt)) >= model.hparams.n_vocab:
@@ -196,4 +194,4 @@ def _read(model: LoadedModel, index: int, request: Any, defaults: TextParams) ->
     room = n_ctx - len(prompt)
     if not 0 <= params.n_predict <= room:
         params = replace(params, n_predict=room)
-    return TextRequest(prompt, params, source, index=index)
+    return TextRequest(prompt, params, source, index=index, media=media)
