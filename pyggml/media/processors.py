@@ -1,9 +1,9 @@
-"""What a checkpoint's processor makes of a picture: one short function for each kind that `preprocessor_config.json` names.
+"""What a checkpoint's processor makes of a picture: a short function for each kind of `preprocessor_config.json`.
 
 A family's function reads what it needs of the config when a model is loaded, and returns what is done to each picture.
 Arrays have the names, shapes and values that the transformers library gives for one picture: of its processors on
 Pillow all bits; for the two kinds that it has on torch alone (LLaMA 4, LFM2-VL) a pixel may differ by one of 255 where
-a picture is resized.
+a picture is resized, because torch rounds its weights for that to 16 bits.
 """
 
 from __future__ import annotations
@@ -270,7 +270,8 @@ def got_ocr2(s: Settings) -> Process:
     table, resample, most = s.table(), s.resample, s.number("max_patches")
     if not s.flag("crop_to_patches") or most == 1:
         to_size = s.to_size()
-        return lambda picture: {"pixel_values": values([to_size(picture)], table), "num_patches": _ints(1)}
+        one = {"num_patches": _ints(1), "rows": _ints(1), "cols": _ints(1)}
+        return lambda picture: {"pixel_values": values([to_size(picture)], table), **one}
     tile = s.box("size")
     arrangements = sizes.grids(s.number("min_patches"), most)
 
@@ -380,7 +381,9 @@ def qwen2_vl(s: Settings) -> Process:
 
 def _check_multiple(picture: Image, unit: int) -> None:
     if picture.height % unit or picture.width % unit:
-        raise MediaError(f"without do_resize its sides must be multiples of {unit}, not {picture.width} x {picture.height}")
+        raise MediaError(
+            f"without do_resize its sides must be multiples of {unit}, not {picture.width} x {picture.height}"
+        )
 
 
 def llama4(s: Settings) -> Process:
@@ -434,9 +437,12 @@ def lfm2_vl(s: Settings) -> Process:
         made = [flat_patches(values([part], table)[0], patch) for part in parts]
         found: Arrays = {}
         if pad:
-            found["pixel_attention_mask"] = np.stack([_ints(*[1] * len(rows_) + [0] * (length - len(rows_))) for rows_ in made])
+            missing = [length - len(patches) for patches in made]
+            if min(missing) < 0:
+                raise MediaError(f"it is too narrow: {small[1]} x {small[0]} pixels are more than {length} patches")
+            found["pixel_attention_mask"] = _ints(*[[1] * (length - n) + [0] * n for n in missing])
             found["spatial_shapes"] = _ints(*[[part.height // patch, part.width // patch] for part in parts])
-            made = [np.pad(rows_, ((0, length - len(rows_)), (0, 0))) for rows_ in made]
+            made = [np.pad(patches, ((0, n), (0, 0))) for patches, n in zip(made, missing, strict=True)]
         grid = {"image_rows": _ints(rows), "image_cols": _ints(columns), "image_sizes": _ints(small)}
         return {"pixel_values": np.stack(made), **found, **grid}
 

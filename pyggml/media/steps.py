@@ -1,5 +1,8 @@
-"""What processors do to a picture, step by step. Pictures are PIL images of mode RGB until `values` makes numbers of them:
-Pillow resizes as the transformers library does, and crops and pads without a detour over arrays."""
+"""What processors do to a picture, step by step.
+
+Pictures are PIL images of mode RGB until `values` makes numbers of them: Pillow resizes as the transformers library
+does, and crops and pads without a detour over arrays.
+"""
 
 from __future__ import annotations
 
