@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
     with the picture's name, when it cannot be opened or be treated so.
     """
     nested = config.get("image_processor")
-    fields: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+    fields = cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else config
     named = fields.get("image_processor_type") or fields.get("feature_extractor_type")
     if not isinstance(named, str):
         raise MediaError("the processor's config has no image_processor_type")
@@ -76,6 +76,11 @@ def _processed(process: Process, image: Any) -> Arrays:
         return process(picture)
     except MediaError as e:
         raise MediaError(f"{picture_name(image)}: {e}") from e
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of JSON; empty for anything else."""
+    return [*cast("list[Any]", value)] if isinstance(value, (list, tuple)) else []
 
 
 class Settings:
@@ -112,7 +117,7 @@ class Settings:
     def colours(self, name: str) -> tuple[float, ...]:
         """A number for each of the three channels; the config may have one for all."""
         value = self.fields.get(name)
-        given: list[Any] = [*value] if isinstance(value, (list, tuple)) else [value] * 3
+        given = listed(value) or [value] * 3
         if len(given) != 3 or not all(type(x) in (int, float) and -1e9 < x < 1e9 for x in given):
             raise self.wrong(name, "three numbers")
         return tuple(float(x) for x in given)
@@ -121,18 +126,19 @@ class Settings:
         """A size by the names of its sides. A pair is (height, width); one number is both, or the shortest edge where
         the family has `default_to_square` false."""
         value = self.fields.get(name)
-        if isinstance(value, (list, tuple)) and len(value) == 2:
-            value = dict(zip(("height", "width"), value, strict=True))
-        elif type(value) is int and name == "size" and not self.flag("default_to_square"):
-            value = {"shortest_edge": value}
+        sides: Mapping[str, Any] = {}
+        if isinstance(value, Mapping):
+            sides = cast("Mapping[str, Any]", value)
+        elif len(pair := listed(value)) == 2:
+            sides = dict(zip(("height", "width"), pair, strict=True))
         elif type(value) is int:
-            value = {"height": value, "width": value}
-        if not isinstance(value, Mapping) or not value:
+            edge_alone = name == "size" and not self.flag("default_to_square")
+            sides = {"shortest_edge": value} if edge_alone else {"height": value, "width": value}
+        if not sides:
             raise self.wrong(name, "a size")
-        one = self.kind + ": " + name
-        for key in value:
-            one_of(f"a side of {one}", key, _SIZE_KEYS, MediaError)
-        return {key: whole(f"{key} of {one}", n, 1, 1 << 40, MediaError) for key, n in value.items()}
+        for side in sides:
+            one_of(f"a side of {self.kind}: {name}", side, _SIZE_KEYS, MediaError)
+        return {side: whole(f"{side} of {self.kind}: {name}", n, 1, 1 << 40, MediaError) for side, n in sides.items()}
 
     def box(self, name: str) -> Size:
         """A size that must have `height` and `width`."""
@@ -249,15 +255,10 @@ def any_resolution(s: Settings) -> Process:
 
 
 def _pinpoints(s: Settings) -> list[Size]:
-    given = s.fields.get("image_grid_pinpoints")
-    if not isinstance(given, (list, tuple)) or not given:
+    pairs = [listed(pair) for pair in listed(s.fields.get("image_grid_pinpoints"))]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
         raise s.wrong("image_grid_pinpoints", "a list of [height, width]")
-    canvases: list[Size] = []
-    for pair in given:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise s.wrong("image_grid_pinpoints", "a list of [height, width]")
-        canvases.append((_side(pair[0]), _side(pair[1])))
-    return canvases
+    return [(_side(height), _side(width)) for height, width in pairs]
 
 
 def _side(value: Any) -> int:
@@ -311,7 +312,8 @@ def pixtral(s: Settings) -> Process:
     """Pixtral, Mistral 3: within the longest edge, in whole patches. `image_sizes` is the size that results."""
     to_crop, table, resample, patch = s.to_crop(), s.table(), s.resample, s.box("patch_size")
     size = s.size("size")
-    longest = (size["longest_edge"],) * 2 if "longest_edge" in size else s.box("size")
+    edge = size.get("longest_edge")
+    longest = (edge, edge) if edge else s.box("size")
     resize = s.flag("do_resize")
 
     def process(picture: Image) -> Arrays:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -222,8 +222,8 @@ def llama4_size(size: Size, canvas: Size, tile: int, enlarge: bool) -> Size:
     """LLaMA 4: the size on its canvas, the shape kept; beyond a tile's side it is enlarged only with `enlarge`. What
     comes from the canvas is a float32 in the library, what comes from the picture a float64."""
     room = canvas if enlarge else tuple(min(max(size[i], tile), canvas[i]) for i in (0, 1))
-    kinds = [np.float32 if enlarge or canvas[i] < max(size[i], tile) else float for i in (0, 1)]
-    scales = [kinds[i](room[i]) / kinds[i](size[i]) for i in (0, 1)]
+    kinds: list[Any] = [np.float32 if enlarge or canvas[i] < max(size[i], tile) else float for i in (0, 1)]
+    scales: list[Any] = [kinds[i](room[i]) / kinds[i](size[i]) for i in (0, 1)]
     compared = np.float32 if np.float32 in kinds else float
     full = 1 if compared(scales[1]) < compared(scales[0]) else 0  # the side that fills its room
     other = max(min(math.floor(kinds[full](size[1 - full]) * scales[full]), room[1 - full]), 1)
