@@ -32,8 +32,7 @@ def build_patches(b: TowerBuild, n_channels: int = 3) -> Tensor:
     n_embd, p = b.hparams.n_embd, b.hparams.patch_size
     pixels = b.input("pixel_values", (w * p, h * p, n_channels, n))
     kernel = b.weight("v.patch_embd", (p, p, n_channels, n_embd))
-    type_ = DType.F16 if kernel.dtype is DType.F16 else DType.F32
-    columns = gg.im2col(kernel, pixels, p, p, 0, 0, 1, 1, True, type_)  # [p * p * channels, w, h, n]
+    columns = gg.im2col(kernel, pixels, p, p, 0, 0, 1, 1, True, DType.F32)  # [p * p * channels, w, h, n]
     columns = gg.reshape_3d(columns, columns.ne[0], w * h, n)
     cur = b.cb(gg.mul_mat(gg.reshape_2d(kernel, p * p * n_channels, n_embd), columns), "patch_embd")
     bias = b.optional("v.patch_embd", (n_embd,), suffix="bias")
@@ -287,7 +286,7 @@ def build_rope_halves(b: TowerBuild, base: float) -> Rope:
     """Turns neighbours: in the first half of a head by the patch's line, in the second one by its column. The pairs of
     a head are ever slower in turns: the first of lines, the first of columns, the second of lines ... Patches lie line
     by line."""
-    n, h, w = b.size
+    _, h, w = b.size
     head = b.hparams.n_embd // b.hparams.n_head
     half = head // 2
 

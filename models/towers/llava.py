@@ -46,7 +46,7 @@ class LlavaHParams(VisionHParams):
     layers     the layers whose results are the features, side by side; empty: the last one's
     drops      the first token is no feature; None: when it is that of the class
     pinpoints  sizes in pixels, (height, width), of which a picture gets the one that fits best; empty: no tiles
-    most       when a picture's tiles have more patches than this many tiles (and a fifth), they are made fewer; 0: never
+    most       a picture whose tiles have more patches than this many tiles (and a fifth) gets fewer features; 0: never
     """
 
     mm_act: Activation
@@ -151,7 +151,10 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
 
 
 def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """The size that shows most of a picture's pixels, and of those that show equally many the smallest one."""
+    """The size that shows most of a picture's pixels, and of those that show equally many the smallest one. Raises
+    ShapeError for a picture without pixels, and when there are no sizes."""
+    if height < 1 or width < 1:
+        raise ShapeError(f"image_sizes is {height}, {width}: no picture")
     best, shown, wasted = (0, 0), 0, 0
     for h, w in sizes:
         scale = min(w / width, h / height)

@@ -1,9 +1,11 @@
-"""Pixtral (arXiv 2410.07073) and Mistral Small 3.1: pictures of any size, with a 2-D rope and no class token. The latter
-puts squares of patches into one row each (`mm.patch_merger`)."""
+"""Pixtral (arXiv 2410.07073) and Mistral Small 3.1: pictures of any size, with a 2-D rope and no class token. Mistral
+Small puts squares of patches into one row each (`mm.patch_merger`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
 
 from pyggml.errors import ShapeError
 from pyggml.media import Features
@@ -66,14 +68,16 @@ def _build(b: TowerBuild[PixtralHParams]) -> None:
 def _encode(run: TowerRun[PixtralHParams], arrays: Arrays) -> Encoded:
     hp = run.hparams
     pixels = array_of(arrays, "pixel_values", (1, 3, None, None))
-    height, width = (int(n) for n in arrays["image_sizes"].reshape(-1)) if "image_sizes" in arrays else pixels.shape[2:]
+    said = "image_sizes" in arrays
+    height, width = (int(n) for n in (array_of(arrays, "image_sizes", (2,), np.int64) if said else pixels.shape[2:]))
     step = hp.patch_size * hp.merge
-    if height % step or width % step or not 0 < height <= pixels.shape[2] or not 0 < width <= pixels.shape[3]:
+    if not step <= height <= pixels.shape[2] or not step <= width <= pixels.shape[3]:
         raise ShapeError(
             f"pixel_values has the shape {list(pixels.shape)}, image_sizes {height} x {width}: not of {step}"
         )
     h, w = height // hp.patch_size, width // hp.patch_size
-    return Encoded(Features(run(TowerSize(1, h, w), pixel_values=pixels[:, :, :height, :width])["features"][0]))
+    pixels = pixels[:, :, : h * hp.patch_size, : w * hp.patch_size]
+    return Encoded(Features(run(TowerSize(1, h, w), pixel_values=pixels)["features"][0]))
 
 
 def _least(hp: PixtralHParams) -> TowerSize:

@@ -3,8 +3,8 @@
 
 qwen2vl_merger    Qwen2-VL (arXiv 2409.12191)
 qwen2.5vl_merger  Qwen2.5-VL (arXiv 2502.13923): in most layers patches see those of their window alone
-qwen3vl_merger    Qwen3-VL (arXiv 2511.21631): learned positions, made of a square of them; the states of some layers are
-                  merged too, and added to the first layers of the text model (deepstack)
+qwen3vl_merger    Qwen3-VL (arXiv 2511.21631): learned positions, made of a square of them; the states of some layers
+                  are merged too, and added to the first layers of the text model (deepstack)
 glm4v             GLM-4.1V (arXiv 2507.01006): learned positions as well; the squares are merged by a convolution
 """
 
@@ -176,7 +176,6 @@ def _merged(b: TowerBuild[QwenVLHParams], cur: Tensor) -> Tensor:
 
 
 def _build_qwen2(b: TowerBuild[QwenVLHParams]) -> None:
-    hp = b.hparams
     cur = build_layers(b, _build_patch_rows(b), rope=_rope(b))
     cur = _merged(b, build_norm(b, cur, "v.post_ln", "post_ln", kind="layer"))
     b.result("features", build_mlp(b, cur, "mm.0", "mm.2", cur.ne[0], "gelu_erf"))

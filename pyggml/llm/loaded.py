@@ -39,10 +39,11 @@ class LoadedModel(Closeable):
         kv: Mapping[str, KVValue],
         tensors: Mapping[str, Tensor] | None,
         layers: tuple[int, int] | None = None,
+        mmproj: str | None = None,
     ) -> None:
-        """`layers`: the first layer and the end (not included) of a stage; None: the whole model. Raises ModelError
-        when the model has no such stage."""
-        self.path, self.arch, self.kv = path, arch, kv
+        """`layers`: the first layer and the end (not included) of a stage; None: the whole model. `mmproj`: the file of
+        its towers. Raises ModelError when the model has no such stage."""
+        self.path, self.arch, self.kv, self.mmproj = path, arch, kv, mmproj
         self.contexts: WeakSet[Closeable] = WeakSet()  # open contexts, which are closed with the model
         self.loras: tuple[Scaled, ...] = ()  # new contexts begin with these
         self.control = ControlVector({})

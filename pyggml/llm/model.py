@@ -9,7 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
+from pyggml.inspect.watch import Watches
 from pyggml.models import get_architecture
 from pyggml.signature import hands_on, keywords_of
 from pyggml.stream.sizes import memory_size
@@ -208,6 +210,7 @@ class Model(LoadedModel):
         from .generate.batched import generate_batch, stream_batch
         from .openai.chat import create_chat_completion
         from .openai.text import create_completion
+        from .picture import embed_image, encode_image, picture_features, process_image
         from .sound import encode_audio, sound_features
         from .transcribe import transcribe
     else:
@@ -216,8 +219,45 @@ class Model(LoadedModel):
         stream_batch = Elsewhere("pyggml.llm.generate.batched")
         create_chat_completion = Elsewhere("pyggml.llm.openai.chat")
         create_completion = Elsewhere("pyggml.llm.openai.text")
+        process_image, picture_features = Elsewhere("pyggml.llm.picture"), Elsewhere("pyggml.llm.picture")
+        encode_image, embed_image = Elsewhere("pyggml.llm.picture"), Elsewhere("pyggml.llm.picture")
         encode_audio, sound_features = Elsewhere("pyggml.llm.sound"), Elsewhere("pyggml.llm.sound")
         transcribe = Elsewhere("pyggml.llm.transcribe")
+
+
+class TowerModel(Model):
+    """A folder that is an encoder of pictures (CLIP, SigLIP, DINOv2, ViT): a model with a tower and no decoder. It
+    encodes and embeds pictures; what needs a decoder raises ModelError.
+
+    `kv` has the keys `clip.*`, `tensors` and `weights` are the tower's.
+    """
+
+    def __init__(self, path: str) -> None:
+        from .picture import sight_of
+        from .tower import open_tower_of
+
+        tower = open_tower_of(path, None, "vision")
+        assert tower is not None, path
+        self.path, self.arch, self.kv, self.mmproj = tower.path, "clip", tower.kv, None
+        self.contexts = WeakSet()
+        self.loras, self.control, self.vocab_only = (), ControlVector({}), False
+        self.watches = Watches()
+        self.weight_stream = None
+        self.tensors, self.weights, self.stage = dict(tower.weights), tower.weights, None
+        vars(self)["sight"] = sight_of(self, tower)
+
+    def _no_decoder(self) -> NoReturn:
+        raise ModelError(f"{self.path}: an encoder of pictures has no decoder, and no vocabulary")
+
+    architecture = hparams = vocab = property(_no_decoder)  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
+
+    @property
+    def unused(self) -> list[str]:
+        """The names of the tensors that nothing reads: there are none."""
+        return []
+
+    def _name(self) -> str:
+        return f"Model {self.path} {len(self.tensors)} tensors"
 
 
 def default_model_path() -> Path:
@@ -238,6 +278,7 @@ def load_model(
     progress: Progress | None = None,
     ram: int | str | None = None,
     layers: tuple[int, int] | None = None,
+    mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder; by default the model that ships with the package. For a model in
     several files, `path` is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
@@ -256,6 +297,8 @@ def load_model(
     `layers` (first, end): load a stage of the model, these layers alone (`end` not included). The first stage has the
     embeddings of tokens, the last one the output; no other weights are read. A context of a later stage takes what the
     layer before gave (`Batch.add_embd`), and one of an earlier stage gives what the next layer reads (`embeddings`).
+    `mmproj`: the file with the towers of a model that sees or hears (`clip.*`, as llama.cpp writes it). A folder's own
+    tower is found, and loaded with the first picture; folders of CLIP, SigLIP, DINOv2 and ViT are a tower alone.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
     architecture cannot run, for a `ram` that is too small, or when cancelled.
     """
@@ -264,6 +307,11 @@ def load_model(
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
     source = default_model_path() if path is None else path
+    if not vocab_only and os.path.isdir(source):
+        from pyggml.hf.towers import is_tower
+
+        if is_tower(source):
+            return TowerModel(os.fspath(source))
     file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
@@ -276,7 +324,7 @@ def load_model(
             return model
         get_architecture(arch)
         tensors = _bound(file, use_mmap, budget is None, repack)
-        model = Model(file.path, arch, kv, tensors, layers)
+        model = Model(file.path, arch, kv, tensors, layers, None if mmproj is None else path_name(mmproj, ModelError))
         _refuse_unused(file, model)
         if model.unused:
             _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
@@ -303,8 +351,23 @@ def load_model(
         lock_memory(model.weight_stream.memory)
     elif use_mlock:
         all(lock_memory(t.raw() if (copy := t.form.copy) is None else copy.memory) for t in model.weights.values())
+    if mmproj is not None:
+        _check_towers(model)
     log_model(model)
     return model
+
+
+def _check_towers(model: Model) -> None:
+    """Load the towers of the model's mmproj file. Raises ModelError when they are not of this model."""
+    from .tower import open_tower_of
+
+    towers = [t for side in ("vision", "audio") if (t := open_tower_of(model.path, model.mmproj, side)) is not None]
+    if not towers:
+        raise ModelError(f"{model.mmproj}: has no tower (clip.has_vision_encoder, clip.has_audio_encoder)")
+    for tower in towers:
+        if tower.hparams.n_embd_out != model.hparams.n_embd:
+            n, n_embd = tower.hparams.n_embd_out, model.hparams.n_embd
+            raise ModelError(f"{model.mmproj}: its features have {n} elements, the embeddings of {model.path} {n_embd}")
 
 
 def tensor_sizes(path: str | os.PathLike[str]) -> dict[str, int]:

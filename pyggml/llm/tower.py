@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -10,15 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pyggml.errors import ModelError, OneSite
+from pyggml.gguf_io.bind import bind
+from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
 from pyggml.models.weights import Weights
-from pyggml.sched import Schedule, Scheduler
+from pyggml.sched import Scheduler
 from pyggml.scope import no_scope
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
+_log = logging.getLogger("pyggml")
 _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 
 
@@ -30,7 +35,7 @@ class LoadedTower:
 
     def __init__(self, path: str, kv: Mapping[str, Any], tensors: Mapping[str, Tensor], side: str = "vision") -> None:
         self.path, self.kv = path, kv
-        name = kv.get(f"clip.{side}.projector_type", kv.get("clip.projector_type"))
+        name = tower_name(kv, side)
         if not isinstance(name, str):
             raise ModelError(f"{path}: the key clip.projector_type, which names the tower, is missing or no string")
         try:
@@ -38,17 +43,18 @@ class LoadedTower:
             self.hparams = self.tower.hparams(kv)
             self.weights = Weights(tensors)
             self.tower.declare(self.hparams, self.weights)
+            if self.weights.unused:
+                names = ", ".join(self.weights.unused)
+                if os.path.isdir(path):
+                    raise ModelError(f"nothing asks for the tensors {names:.300} of the tower: it is not supported")
+                _log.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
         self.name = name
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
-        self._graphs: OrderedDict[object, tuple[TowerBuild[Any], Schedule]] = OrderedDict()
-
-    @property
-    def unused(self) -> list[str]:
-        """The names of the tensors that nothing asks for."""
-        return self.weights.unused
+        self._n_threads: int | None = None
+        self._graphs: OrderedDict[object, TowerBuild[Any]] = OrderedDict()
 
     def tensor(self, name: str) -> Array | None:
         """See `TowerRun`."""
@@ -67,7 +73,8 @@ class LoadedTower:
             self.scheduler = Scheduler(("cpu",), self._n_threads)
             self.scheduler.watches = self.watches
         with self.scheduler.lock:
-            b, schedule = self._ready(size)
+            b = self._built(size)
+            schedule = self.scheduler.alloc(b.graph)
             for leaf, values in b.constants.values():
                 leaf.set(values)
             for name, leaf in b.given.items():
@@ -76,18 +83,45 @@ class LoadedTower:
             return {name: np.array(t.numpy(), np.float32) for name, t in b.results.items()}
 
     @no_scope()
-    def _ready(self, size: TowerSize) -> tuple[TowerBuild[Any], Schedule]:
-        """The graph of that size, ready to run."""
-        assert self.scheduler is not None
+    def _built(self, size: TowerSize) -> TowerBuild[Any]:
+        """The graph of that size."""
         key = size, self.watches.patterns
         if key not in self._graphs:
             b: TowerBuild[Any] = TowerBuild(self.hparams, self.weights, self.tower.side, size)
             b.asked = self.watches.asks
             with OneSite(), b.ctx:
                 self.tower.build(b)
-            self._graphs[key] = b, self.scheduler.alloc(b.graph)
+            self._graphs[key] = b
             if len(self._graphs) > _MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        b, _ = self._graphs[key]
-        return b, self.scheduler.alloc(b.graph)
+        return self._graphs[key]
+
+
+def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | None:
+    """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
+    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower.
+
+    Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
+    """
+    from pyggml.hf.towers import open_tower
+
+    of_folder = open_tower(path) if os.path.isdir(path) else None
+    if of_folder is not None and not of_folder[0].get(f"clip.has_{side}_encoder"):
+        of_folder = None
+    if mmproj is None:
+        return None if of_folder is None else LoadedTower(path, *of_folder, side)
+    file = open_model(mmproj, True)
+    if file.kv.get("general.architecture") != "clip":
+        raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
+    if not file.kv.get(f"clip.has_{side}_encoder"):
+        return None
+    kv = dict(file.kv)
+    if of_folder is not None and of_folder[0]["clip.projector_type"] == tower_name(kv, side):
+        kv = {**of_folder[0], **kv}
+    return LoadedTower(file.path, kv, bind(file), side)
+
+
+def tower_name(kv: Mapping[str, Any], side: str) -> object:
+    """What the metadata of a file with one tower, or with two, calls the tower of that side."""
+    return kv.get(f"clip.{side}.projector_type", kv.get("clip.projector_type"))

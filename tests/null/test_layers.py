@@ -45,6 +45,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.state",),
     ("llm.context",),
     ("llm.embed", "llm.sound", "llm.speech"),
+    ("llm.picture", "llm.ggml_whisper"),
     ("llm.generate", "llm.evaluate", "llm.transcribe"),
     ("llm.openai",),
     ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file", "learn.dataset", "learn.state_file"),

@@ -39,13 +39,19 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
         return None
     families: tuple[TowerFamily, ...] = import_module(f".{page}", __name__).FAMILIES
     found = [f for f in families if kind in f.types]
-    if not all(isinstance(raw.get(f.part), dict) for f in found if f.part):
+    if not found[0].alone and not all(isinstance(raw.get(f.part), dict) for f in found if f.part):
         return None  # a text model of the same model_type
     kinds: dict[str, TowerFamily] = {name: f for f in found for name in f.of}
     own = raw[found[0].part].get("model_type") if found[0].part else None
     if kinds and own not in kinds:
         raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
     return kinds[own] if kinds else found[0]
+
+
+def is_tower(folder: str | Path) -> bool:
+    """Whether a folder is a tower alone, without a decoder."""
+    family = tower_family(read_object(Path(folder) / "config.json"))
+    return family is not None and family.alone
 
 
 def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
@@ -68,4 +74,4 @@ def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] |
     return kv, tensors
 
 
-__all__ = ["PAGES", "TowerConfig", "TowerFamily", "open_tower", "tower_family"]
+__all__ = ["PAGES", "TowerConfig", "TowerFamily", "is_tower", "open_tower", "tower_family"]

@@ -63,13 +63,14 @@ class TowerFamily:
     """One or more model types whose towers are read alike.
 
     types    values of `model_type`
-    of       values of the tower's own `model_type`, in families whose folders may have one of several towers; empty: any
+    of       values of the tower's own `model_type`, where a folder may have one of several towers; empty: any
     keys     the keys of the file without `clip.vision.` or `clip.audio.`; `projector_type` among them is
              `clip.projector_type`
     names    how its tensors are named: the first that matches
     begin    what the names of the tower's tensors begin with (after `model.`); all others are the text model's
     part     the tower's part of the config; empty: the folder is a tower alone
     side     `vision` or `audio`
+    alone    the folder has no decoder
     """
 
     types: tuple[str, ...]
@@ -79,6 +80,7 @@ class TowerFamily:
     begin: tuple[str, ...]
     part: str = "vision_config"
     side: str = "vision"
+    alone: bool = False
 
     def metadata(self, c: TowerConfig) -> dict[str, Any]:
         """The metadata of the file."""

@@ -557,12 +557,14 @@ FAMILIES = (
         keys=_clip_keys,
         names=lambda c: [*_clip_names(_VISION_MODEL), name(r"visual_projection\.weight", "v.projection.weight")],
         begin=("vision_model.", "visual_projection.", "embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm."),
+        alone=True,
     ),
     TowerFamily(
         types=("siglip", "siglip_vision_model"),
         keys=_siglip_keys,
         names=lambda c: _clip_names(_VISION_MODEL, head=True),
         begin=("vision_model.", "embeddings.", "encoder.", "post_layernorm.", "head."),
+        alone=True,
     ),
     TowerFamily(
         types=("dinov2",),
@@ -570,8 +572,9 @@ FAMILIES = (
         names=lambda c: _VIT_NAMES,
         begin=("",),
         part="",
+        alone=True,
     ),
-    TowerFamily(types=("vit",), keys=_vit_keys, names=lambda c: _VIT_NAMES, begin=("",), part=""),
+    TowerFamily(types=("vit",), keys=_vit_keys, names=lambda c: _VIT_NAMES, begin=("",), part="", alone=True),
     TowerFamily(
         types=("llava", "llava_next"),
         of=("clip_vision_model", "siglip_vision_model"),

@@ -1,0 +1,194 @@
+"""What a model sees: features and embeddings of pictures, by the tower of its folder or of its mmproj file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyggml.errors import ModelError
+from pyggml.media import Features, picture_processor
+from pyggml.models.towers.hparams import VisionHParams
+from pyggml.models.towers.tower import Encoded
+from pyggml.types import Floats
+
+from .embed import normalized
+from .tower import LoadedTower, open_tower_of
+
+if TYPE_CHECKING:
+    from .loaded import LoadedModel
+
+# The decimal numbers of CLIP's mean and deviation, by what a file has of them in F32. Others are the shortest decimal
+# number that F32 rounds to the same.
+_CLIP = {np.float32(x): x for x in (0.48145466, 0.4578275, 0.40821073, 0.26862954, 0.26130258, 0.27577711)}
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+
+
+class Sight(NamedTuple):
+    """The tower of a model that sees, and the checkpoint's treatment of pictures."""
+
+    tower: LoadedTower
+    processor: Callable[[Any], dict[str, npt.NDArray[Any]]]
+
+    def encode(self, image: Any, n_threads: int | None = None) -> Encoded:
+        """Features and embedding of a picture."""
+        return self.tower.encode(self.processor(image), n_threads)
+
+
+def sight(model: LoadedModel) -> Sight:
+    """The tower of a model that sees, loaded when it is first asked for. Raises ModelError when there is none."""
+    found: Sight | None = vars(model).get("sight")
+    if found is None:
+        if model.vocab_only:
+            raise ModelError("the model was loaded with vocab_only=True: it has no tower")
+        tower = open_tower_of(model.path, model.mmproj, "vision")
+        if tower is None:
+            raise ModelError(f"{model.path}: the model has no tower that sees (load_model(..., mmproj=FILE) names one)")
+        found = vars(model)["sight"] = sight_of(model, tower)
+    return found
+
+
+def sight_of(model: LoadedModel, tower: LoadedTower) -> Sight:
+    """A tower with the processor of its folder or file. Taps and edits of the model see its graphs."""
+    tower.watches = model.watches
+    return Sight(tower, picture_processor(_config(model, tower)))
+
+
+def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:
+    """The processor's config: the folder's, otherwise what the keys of the tower's file say."""
+    if os.path.isdir(model.path):
+        from pyggml.hf.parts import read_object
+
+        for name in _PROCESSOR:
+            config = read_object(Path(model.path) / name)
+            if config:
+                return config
+    return processor_config(tower)
+
+
+def processor_config(tower: LoadedTower) -> dict[str, Any]:
+    """The config of a processor for the tower of an mmproj file, which has the picture's size, mean and deviation, and
+    for some towers limits. What the file does not say is as in the released models of the family.
+
+    Raises ModelError for a value that makes no sense.
+    """
+    hp, kv = tower.hparams, tower.kv
+    assert isinstance(hp, VisionHParams)
+    merge: int = getattr(hp, "merge", 1)
+
+    def said(key: str, default: int) -> int:
+        value = kv.get(f"clip.vision.{key}", default)
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{tower.path}: the key clip.vision.{key} must be a positive integer, not {value!r:.60}")
+        return value
+
+    def three(key: str, default: float) -> list[float]:
+        value = np.asarray(kv.get(f"clip.vision.{key}", [default] * 3))
+        if value.shape != (3,) or value.dtype.kind not in "fi":
+            raise ModelError(f"{tower.path}: the key clip.vision.{key} must have three numbers")
+        return [_CLIP.get(v, float(str(v))) for v in value.astype(np.float32)]
+
+    square = {"height": hp.image_size, "width": hp.image_size}
+    colours = {"image_mean": three("image_mean", 0.5), "image_std": three("image_std", 0.5)}
+    edge = {"shortest_edge": hp.image_size}
+    cropped = {"image_processor_type": "CLIPImageProcessor", "size": edge, "crop_size": square}
+    squeezed = {"image_processor_type": "SiglipImageProcessor", "size": square}
+    tiles = {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "size": square,
+        "crop_to_patches": True,
+        "min_patches": said("preproc_min_tiles", 1),
+        "max_patches": said("preproc_max_tiles", 12),
+    }
+    unit = (hp.patch_size * merge) ** 2  # pixels of a feature
+
+    def within(kind: str, least: int, most: int) -> dict[str, Any]:
+        """A picture of `least` to `most` features."""
+        size = {
+            "shortest_edge": said("image_min_pixels", least * unit),
+            "longest_edge": said("image_max_pixels", most * unit),
+        }
+        patches = {"patch_size": hp.patch_size, "merge_size": merge, "temporal_patch_size": 2}
+        return {"image_processor_type": kind, "size": size, **patches}
+
+    pinpoints = getattr(hp, "pinpoints", ())
+    if tower.name == "mlp" and pinpoints:
+        kind = {**cropped, "image_processor_type": "LlavaNextImageProcessor"}
+        kind["image_grid_pinpoints"] = [list(pair) for pair in pinpoints]
+    elif tower.name in ("clip", "dinov2", "mlp"):
+        kind = cropped if "v.class_embd" in tower.weights else squeezed
+    elif tower.name == "gemma3":
+        kind = {"image_processor_type": "Gemma3ImageProcessor", "size": square}
+    elif tower.name == "idefics3":
+        kind = {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": said("preproc_image_size", 4 * hp.image_size)},
+            "max_image_size": {"longest_edge": hp.image_size},
+        }
+    elif tower.name in ("internvl", "aya_vision"):
+        kind = tiles
+    elif tower.name == "pixtral":
+        side = hp.patch_size * merge
+        kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": hp.image_size}}
+        kind["patch_size"] = {"height": side, "width": side}
+    elif tower.name == "glm4v":
+        kind = within("Glm4vImageProcessor", 16, 15000)
+    elif tower.name == "qwen3vl_merger":
+        kind = within("Qwen2VLImageProcessor", 64, 16384)
+    elif tower.name in ("qwen2vl_merger", "qwen2.5vl_merger"):
+        kind = within("Qwen2VLImageProcessor", 4, 16384)
+    else:
+        kind = squeezed
+    return {**kind, **colours}
+
+
+def picture_features(self: LoadedModel, image: Any, n_threads: int | None = None) -> Features:
+    """What the tower makes of a picture, on its way into the text."""
+    return sight(self).encode(image, n_threads).features
+
+
+def process_image(self: LoadedModel, image: Any) -> dict[str, npt.NDArray[Any]]:
+    """A picture as the checkpoint's own processor gives it to the tower: arrays by name, `pixel_values` (float32) among
+    them.
+
+    image  a path, the bytes of a file, a PIL image, or a uint8 array [height, width, 3]
+
+    Raises MediaError for a picture that cannot be read, ModelError for a model that does not see.
+    """
+    return sight(self).processor(image)
+
+
+def encode_image(self: LoadedModel, image: Any, n_threads: int | None = None) -> Floats:
+    """float32 [n_tokens, n_embd]: what takes the places of a picture's tokens in the text; of encoders (CLIP, SigLIP,
+    DINOv2, ViT) the last hidden states.
+
+    `image`: as in `process_image`, and so are the errors.
+    """
+    return picture_features(self, image, n_threads).rows
+
+
+def embed_image(
+    self: LoadedModel, images: Iterable[Any], normalize: bool | float = False, n_threads: int | None = None
+) -> Floats:
+    """One vector for each picture, float32 [n_images, n_embd]: CLIP's projection, SigLIP's pooler, DINOv2's class
+    token, ViT's pooler.
+
+    `images`: a list of what `process_image` takes. `normalize`: see `normalized`; the cosine of two pictures is the
+    product of their vectors with `normalize=True`. Raises as `process_image`, ModelError for a tower that makes
+    features of a text model alone.
+    """
+    if isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"images must be a list of pictures, not {type(images).__name__}")
+    seen, rows = sight(self), list[npt.NDArray[Any]]()
+    for image in images:
+        row = seen.encode(image, n_threads).embedding
+        if row is None:
+            raise ModelError(f"{self.path}: the tower {seen.tower.name} makes no embedding of a whole picture")
+        rows.append(row)
+    if not rows:
+        return np.empty((0, seen.tower.hparams.n_embd_out), np.float32)
+    return normalized(np.stack(rows), normalize)
