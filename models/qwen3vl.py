@@ -28,9 +28,7 @@ class Qwen3VLParams(HParams):
 class Qwen3VL(PlainDecoder[Qwen3VLParams]):
     """A decoder whose first layers take additions for the rows of pictures."""
 
-    def layer(
-        self, b: Build[Qwen3VLParams], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int
-    ) -> Tensor:
+    def layer(self, b: Build[Qwen3VLParams], inpL: Tensor, pos: Tensor, factors: Tensor | None, il: int) -> Tensor:
         """The output of layer `il`, which reads `inpL`, with what the tower adds to it."""
         cur = super().layer(b, inpL, pos, factors, il)
         if not b.mixed or il >= b.hparams.n_deepstack:

@@ -202,9 +202,7 @@ class KVCells:
             behind = max(behind, *(self.seq_end.item(s) for s in ids))
         return Slot(self.find_slot(n, behind), n, self.head)
 
-    def hold(
-        self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None, drift: Ints | None = None
-    ) -> None:
+    def hold(self, slot: Slot, pos: Ints, seq: Ints, sets: SeqSets | None = None, drift: Ints | None = None) -> None:
         """Put tokens at positions `pos` into a slot. Token i belongs to sequence seq[i], or to all of sets[i]. `drift`:
         see there; None: 0 for all.
 

@@ -231,5 +231,7 @@ def media_key(thing: Any) -> bytes:
         parts = [np.asarray(thing)]
     for part in parts:
         h.update(f"{type(part).__name__} {getattr(part, 'shape', '')} {getattr(part, 'dtype', '')}".encode())
-        h.update(part.tobytes() if isinstance(part, np.ndarray) else part if isinstance(part, bytes) else repr(part).encode())
+        h.update(
+            part.tobytes() if isinstance(part, np.ndarray) else part if isinstance(part, bytes) else repr(part).encode()
+        )
     return h.digest()

@@ -164,9 +164,7 @@ class Model(LoadedModel):
         self.control = ControlVector({}) if control_vector is None else control_vector
 
     @_GENERATES
-    def generate(
-        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
-    ) -> Iterator[str]:
+    def generate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
         return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
 
@@ -196,9 +194,7 @@ class Model(LoadedModel):
         return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
 
     @_GENERATES
-    def agenerate(
-        self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]
-    ) -> AsyncIterator[str]:
+    def agenerate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
         """`generate` for `async for`; each step runs in a thread."""
         return in_thread(self.generate(prompt, n_predict, **options))
 

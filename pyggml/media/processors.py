@@ -1,16 +1,16 @@
-"""What a checkpoint's processor makes of a picture: one short function for each kind that `preprocessor_config.json` names.
+"""What a checkpoint's processor makes of a picture: a short function for each kind of `preprocessor_config.json`.
 
 A family's function reads what it needs of the config when a model is loaded, and returns what is done to each picture.
 Arrays have the names, shapes and values that the transformers library gives for one picture: of its processors on
 Pillow all bits; for the two kinds that it has on torch alone (LLaMA 4, LFM2-VL) a pixel may differ by one of 255 where
-a picture is resized.
+a picture is resized, because torch rounds its weights for that to 16 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
     with the picture's name, when it cannot be opened or be treated so.
     """
     nested = config.get("image_processor")
-    fields: Mapping[str, Any] = nested if isinstance(nested, Mapping) else config
+    fields = cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else config
     named = fields.get("image_processor_type") or fields.get("feature_extractor_type")
     if not isinstance(named, str):
         raise MediaError("the processor's config has no image_processor_type")
@@ -76,6 +76,11 @@ def _processed(process: Process, image: Any) -> Arrays:
         return process(picture)
     except MediaError as e:
         raise MediaError(f"{picture_name(image)}: {e}") from e
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of JSON; empty for anything else."""
+    return [*cast("list[Any]", value)] if isinstance(value, (list, tuple)) else []
 
 
 class Settings:
@@ -112,7 +117,7 @@ class Settings:
     def colours(self, name: str) -> tuple[float, ...]:
         """A number for each of the three channels; the config may have one for all."""
         value = self.fields.get(name)
-        given: list[Any] = [*value] if isinstance(value, (list, tuple)) else [value] * 3
+        given = listed(value) or [value] * 3
         if len(given) != 3 or not all(type(x) in (int, float) and -1e9 < x < 1e9 for x in given):
             raise self.wrong(name, "three numbers")
         return tuple(float(x) for x in given)
@@ -121,18 +126,19 @@ class Settings:
         """A size by the names of its sides. A pair is (height, width); one number is both, or the shortest edge where
         the family has `default_to_square` false."""
         value = self.fields.get(name)
-        if isinstance(value, (list, tuple)) and len(value) == 2:
-            value = dict(zip(("height", "width"), value, strict=True))
-        elif type(value) is int and name == "size" and not self.flag("default_to_square"):
-            value = {"shortest_edge": value}
+        sides: Mapping[str, Any] = {}
+        if isinstance(value, Mapping):
+            sides = cast("Mapping[str, Any]", value)
+        elif len(pair := listed(value)) == 2:
+            sides = dict(zip(("height", "width"), pair, strict=True))
         elif type(value) is int:
-            value = {"height": value, "width": value}
-        if not isinstance(value, Mapping) or not value:
+            edge_alone = name == "size" and not self.flag("default_to_square")
+            sides = {"shortest_edge": value} if edge_alone else {"height": value, "width": value}
+        if not sides:
             raise self.wrong(name, "a size")
-        one = self.kind + ": " + name
-        for key in value:
-            one_of(f"a side of {one}", key, _SIZE_KEYS, MediaError)
-        return {key: whole(f"{key} of {one}", n, 1, 1 << 40, MediaError) for key, n in value.items()}
+        for side in sides:
+            one_of(f"a side of {self.kind}: {name}", side, _SIZE_KEYS, MediaError)
+        return {side: whole(f"{side} of {self.kind}: {name}", n, 1, 1 << 40, MediaError) for side, n in sides.items()}
 
     def box(self, name: str) -> Size:
         """A size that must have `height` and `width`."""
@@ -249,15 +255,10 @@ def any_resolution(s: Settings) -> Process:
 
 
 def _pinpoints(s: Settings) -> list[Size]:
-    given = s.fields.get("image_grid_pinpoints")
-    if not isinstance(given, (list, tuple)) or not given:
+    pairs = [listed(pair) for pair in listed(s.fields.get("image_grid_pinpoints"))]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
         raise s.wrong("image_grid_pinpoints", "a list of [height, width]")
-    canvases: list[Size] = []
-    for pair in given:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise s.wrong("image_grid_pinpoints", "a list of [height, width]")
-        canvases.append((_side(pair[0]), _side(pair[1])))
-    return canvases
+    return [(_side(height), _side(width)) for height, width in pairs]
 
 
 def _side(value: Any) -> int:
@@ -270,7 +271,8 @@ def got_ocr2(s: Settings) -> Process:
     table, resample, most = s.table(), s.resample, s.number("max_patches")
     if not s.flag("crop_to_patches") or most == 1:
         to_size = s.to_size()
-        return lambda picture: {"pixel_values": values([to_size(picture)], table), "num_patches": _ints(1)}
+        one = {"num_patches": _ints(1), "rows": _ints(1), "cols": _ints(1)}
+        return lambda picture: {"pixel_values": values([to_size(picture)], table), **one}
     tile = s.box("size")
     arrangements = sizes.grids(s.number("min_patches"), most)
 
@@ -310,7 +312,8 @@ def pixtral(s: Settings) -> Process:
     """Pixtral, Mistral 3: within the longest edge, in whole patches. `image_sizes` is the size that results."""
     to_crop, table, resample, patch = s.to_crop(), s.table(), s.resample, s.box("patch_size")
     size = s.size("size")
-    longest = (size["longest_edge"],) * 2 if "longest_edge" in size else s.box("size")
+    edge = size.get("longest_edge")
+    longest = (edge, edge) if edge else s.box("size")
     resize = s.flag("do_resize")
 
     def process(picture: Image) -> Arrays:
@@ -436,11 +439,12 @@ def lfm2_vl(s: Settings) -> Process:
         made = [flat_patches(values([part], table)[0], patch) for part in parts]
         found: Arrays = {}
         if pad:
-            found["pixel_attention_mask"] = np.stack(
-                [_ints(*[1] * len(rows_) + [0] * (length - len(rows_))) for rows_ in made]
-            )
+            missing = [length - len(patches) for patches in made]
+            if min(missing) < 0:
+                raise MediaError(f"it is too narrow: {small[1]} x {small[0]} pixels are more than {length} patches")
+            found["pixel_attention_mask"] = _ints(*[[1] * (length - n) + [0] * n for n in missing])
             found["spatial_shapes"] = _ints(*[[part.height // patch, part.width // patch] for part in parts])
-            made = [np.pad(rows_, ((0, length - len(rows_)), (0, 0))) for rows_ in made]
+            made = [np.pad(patches, ((0, n), (0, 0))) for patches, n in zip(made, missing, strict=True)]
         grid = {"image_rows": _ints(rows), "image_cols": _ints(columns), "image_sizes": _ints(small)}
         return {"pixel_values": np.stack(made), **found, **grid}
 

@@ -1,5 +1,8 @@
-"""What processors do to a picture, step by step. Pictures are PIL images of mode RGB until `values` makes numbers of them:
-Pillow resizes as the transformers library does, and crops and pads without a detour over arrays."""
+"""What processors do to a picture, step by step.
+
+Pictures are PIL images of mode RGB until `values` makes numbers of them: Pillow resizes as the transformers library
+does, and crops and pads without a detour over arrays.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def resized(picture: Image, size: Size, resample: int) -> Image:
     """The picture at this (height, width), by Pillow's filter of this number (bicubic is 3). It is the same object
     when it has the size already. Raises MediaError when the new size is empty or over `limits.PICTURE_PIXELS`."""
     check_pixels(*size, "its processor makes it")
-    return picture if size == extent(picture) else picture.resize(size[::-1], pillow().Resampling(resample))
+    return picture if size == extent(picture) else picture.resize((size[1], size[0]), pillow().Resampling(resample))
 
 
 def extent(picture: Image) -> Size:
@@ -112,7 +115,7 @@ def merged_patches(planes: Floats, patch: int, merge: int, frames: int) -> Float
     that the tower merges (`merge` * `merge`) follow each other. Both sides must be multiples of patch * merge."""
     height, width = planes.shape[1:]
     rows, columns = height // (patch * merge), width // (patch * merge)
-    cut = planes.reshape(3, rows, merge, patch, columns, merge, patch).transpose(1, 4, 2, 5, 0, 3, 6)
+    cut = np.transpose(planes.reshape(3, rows, merge, patch, columns, merge, patch), (1, 4, 2, 5, 0, 3, 6))
     made = np.empty((rows, columns, merge, merge, 3, frames, patch, patch), np.float32)
     made[:] = cut[:, :, :, :, :, None]
     return made.reshape(-1, 3 * frames * patch * patch)
@@ -122,11 +125,12 @@ def flat_patches(planes: Floats, patch: int) -> Floats:
     """LFM2-VL: patches of planes [3, height, width], line by line; in a patch the channels are innermost:
     [n, patch * patch * 3]."""
     rows, columns = planes.shape[1] // patch, planes.shape[2] // patch
-    cut = planes.reshape(3, rows, patch, columns, patch).transpose(1, 3, 2, 4, 0)
+    cut = np.transpose(planes.reshape(3, rows, patch, columns, patch), (1, 3, 2, 4, 0))
     return cut.reshape(rows * columns, -1)
 
 
 def side_by_side(planes: Floats, patch: int) -> Floats:
     """MiniCPM-V: patches of planes [3, height, width] in one line: [3, patch, n * patch]."""
     rows, columns = planes.shape[1] // patch, planes.shape[2] // patch
-    return planes.reshape(3, rows, patch, columns, patch).transpose(0, 2, 1, 3, 4).reshape(3, patch, -1)
+    cut = np.transpose(planes.reshape(3, rows, patch, columns, patch), (0, 2, 1, 3, 4))
+    return cut.reshape(3, patch, -1)

@@ -44,9 +44,9 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),
-    ("llm.embed",),
-    ("llm.picture",),
-    ("llm.generate", "llm.evaluate"),
+    ("llm.embed", "llm.sound", "llm.speech"),
+    ("llm.picture", "llm.ggml_whisper"),
+    ("llm.generate", "llm.evaluate", "llm.transcribe"),
     ("llm.openai",),
     ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file", "learn.dataset", "learn.state_file"),
     (

@@ -105,7 +105,9 @@ FAMILIES = (
         more=qwen_window,
     ),
     Family(
-        arch="qwen3vl", types=("qwen3_vl_text",), cls="Qwen3VLForConditionalGeneration",
+        arch="qwen3vl",
+        types=("qwen3_vl_text",),
+        cls="Qwen3VLForConditionalGeneration",
         keys={**THREE_POSITIONS, "n_deepstack_layers": Of(_n_deepstack)},
     ),
     Family(

@@ -93,9 +93,7 @@ def stream_batch(
     processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
     requests = [
-        TextRequest(
-            ids, replace(p, stop=(*end, *p.stops)), source, n_probs, processors, stopping, index=i, media=media
-        )
+        TextRequest(ids, replace(p, stop=(*end, *p.stops)), source, n_probs, processors, stopping, index=i, media=media)
         for i, ((source, ids), p, (_, media, end)) in enumerate(zip(texts, params, read, strict=True))
     ]
     n_cells = [

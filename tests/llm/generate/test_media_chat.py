@@ -159,7 +159,12 @@ def test_a_prefix_is_shared_when_its_pictures_are_equal(golden: Any) -> None:
             "<fake_token_around_image><row_1_col_1>PP<fake_token_around_image><row_1_col_2>PP\n"
             "\n<fake_token_around_image><global-img>PP<fake_token_around_image>",
         ),
-        ("smolvlm", {"rows": [[0]], "cols": [[0]]}, 2, "<fake_token_around_image><global-img>PP<fake_token_around_image>"),
+        (
+            "smolvlm",
+            {"rows": [[0]], "cols": [[0]]},
+            2,
+            "<fake_token_around_image><global-img>PP<fake_token_around_image>",
+        ),
         ("mistral3", {"image_sizes": [[28, 42]]}, 6, "PPP[IMG_BREAK]PPP[IMG_END]"),
         ("internvl", {}, 3, "<img>PPP</img>"),
         ("aya-vision", {"num_patches": [3]}, 6, "<|START_OF_IMG|>TILE_1PPTILE_2PPTILE_GLOBALPP<|END_OF_IMG|>"),
