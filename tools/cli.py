@@ -26,6 +26,7 @@ VERBS = {  # name: module and function
     "bench": "bench.bench",
     "op-bench": "op_bench.op_bench",
     "embed": "embed.embed",
+    "transcribe": "transcribe.transcribe",
     "info": "info.info",
     "convert": "convert.convert",
     "quantize": "quantize.quantize",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from pyggml.errors import ShapeError
 from pyggml.media import Features
 
@@ -66,7 +68,8 @@ def _build(b: TowerBuild[PixtralHParams]) -> None:
 def _encode(run: TowerRun[PixtralHParams], arrays: Arrays) -> Encoded:
     hp = run.hparams
     pixels = array_of(arrays, "pixel_values", (1, 3, None, None))
-    height, width = (int(n) for n in arrays["image_sizes"].reshape(-1)) if "image_sizes" in arrays else pixels.shape[2:]
+    said = "image_sizes" in arrays
+    height, width = (int(n) for n in (array_of(arrays, "image_sizes", (2,), np.int64) if said else pixels.shape[2:]))
     step = hp.patch_size * hp.merge
     if not step <= height <= pixels.shape[2] or not step <= width <= pixels.shape[3]:
         raise ShapeError(

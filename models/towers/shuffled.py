@@ -112,7 +112,7 @@ def _build_internvl(b: TowerBuild[ShuffledHParams]) -> None:
     if b.optional("v.position_embd", (hp.n_embd, n + 1)) is not None:
         cur = gg.add(cur, to_f32(b.weight("v.position_embd", (hp.n_embd, n + 1))))
     norm = "layer" if b.weights.ne("v.blk.0.ln1.bias") is not None else "rms"
-    cur = build_optional_norm(b, build_layers(b, cur, norm=norm), "v.post_ln", norm)
+    cur = build_optional_norm(b, build_layers(b, cur, norm=norm), "v.post_ln", "layer")
     patches = gg.cont(gg.view_3d(cur, hp.n_embd, n, cur.ne[2], cur.nb[1], cur.nb[2], cur.nb[1]))
     _projected(b, patches)
 

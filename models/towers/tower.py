@@ -90,7 +90,10 @@ def array_of(arrays: Arrays, name: str, shape: tuple[int | None, ...], dtype: ty
     or fewer. Raises ShapeError for a missing array, and for another shape."""
     if name not in arrays:
         raise ShapeError(f"the tower reads {name}, which the processor did not give: {', '.join(arrays) or 'nothing'}")
-    a = np.asarray(arrays[name], dtype)
+    try:
+        a: Array = np.asarray(arrays[name], dtype)
+    except (TypeError, ValueError) as e:
+        raise ShapeError(f"{name} must be an array of numbers: {e}") from None
     found = a.shape
     while a.ndim > len(shape) and a.shape[0] == 1:
         a = a[0]

@@ -22,6 +22,9 @@ from .tower import LoadedTower, open_tower_of
 if TYPE_CHECKING:
     from .loaded import LoadedModel
 
+# The decimal numbers of CLIP's mean and deviation, by what a file has of them in F32. Others are the shortest decimal
+# number that F32 rounds to the same.
+_CLIP = {np.float32(x): x for x in (0.48145466, 0.4578275, 0.40821073, 0.26862954, 0.26130258, 0.27577711)}
 _PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -87,7 +90,7 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
         value = np.asarray(kv.get(f"clip.vision.{key}", [default] * 3))
         if value.shape != (3,) or value.dtype.kind not in "fi":
             raise ModelError(f"{tower.path}: the key clip.vision.{key} must have three numbers")
-        return [float(f"{v:.7g}") for v in value.tolist()]  # F32 of the file -> the decimal number that it was
+        return [_CLIP.get(v, float(str(v))) for v in value.astype(np.float32)]
 
     square = {"height": hp.image_size, "width": hp.image_size}
     colours = {"image_mean": three("image_mean", 0.5), "image_std": three("image_std", 0.5)}
@@ -112,10 +115,11 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
         patches = {"patch_size": hp.patch_size, "merge_size": merge, "temporal_patch_size": 2}
         return {"image_processor_type": kind, "size": size, **patches}
 
-    pinpoints = getattr(hp, "pinpoints", ())
+    pinpoints: tuple[tuple[int, int], ...] = getattr(hp, "pinpoints", ())
+    kind: dict[str, Any]
     if tower.name == "mlp" and pinpoints:
-        kind = {**cropped, "image_processor_type": "LlavaNextImageProcessor"}
-        kind["image_grid_pinpoints"] = [list(pair) for pair in pinpoints]
+        of = {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [list(p) for p in pinpoints]}
+        kind = {**cropped, **of}
     elif tower.name in ("clip", "dinov2", "mlp"):
         kind = cropped if "v.class_embd" in tower.weights else squeezed
     elif tower.name == "gemma3":

@@ -14,7 +14,7 @@ from pyggml.media import Features
 from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound, sound_processor
 from pyggml.types import Floats
 
-from .tower import LoadedTower
+from .tower import LoadedTower, open_tower_of
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -42,21 +42,23 @@ def hearing(model: LoadedModel) -> Hearing:
     if found is None:
         if model.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        found = vars(model)["hearing"] = _of_folder(model)
+        tower = open_tower_of(model.path, model.mmproj, "audio")
+        if tower is None:
+            raise ModelError(f"{model.path}: the model has no tower that hears (load_model(..., mmproj=FILE) names one)")
+        found = vars(model)["hearing"] = hearing_of(model, tower)
     return found
 
 
-def _of_folder(model: LoadedModel) -> Hearing:
-    from pyggml.hf.parts import read_object
-    from pyggml.hf.towers import open_tower
-
-    opened = open_tower(model.path) if os.path.isdir(model.path) else None
-    if opened is None or not opened[0].get("clip.has_audio_encoder"):
-        raise ModelError(f"{model.path}: the model has no tower that hears")
-    tower = LoadedTower(model.path, *opened, "audio")
+def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
+    """A tower with the processor of its folder, or with the one that suits it. Taps and edits of the model see its
+    graphs. Raises ModelError when the folder's processor does not suit it."""
+    tower.watches = model.watches
     hp: Any = tower.hparams
-    of_file = read_object(Path(model.path) / "preprocessor_config.json")
-    config = {"feature_size": hp.n_mels, **of_file}
+    config: dict[str, Any] = {"feature_size": hp.n_mels}
+    if os.path.isdir(model.path):
+        from pyggml.hf.parts import read_object
+
+        config |= read_object(Path(model.path) / "preprocessor_config.json")
     processor = sound_processor(config)
     if (processor.n_mels, processor.n_frames) != (hp.n_mels, 2 * hp.n_pos):
         raise ModelError(

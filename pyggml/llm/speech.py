@@ -81,6 +81,8 @@ class SpeechTokens:
         if start is None or end is None:
             raise ModelError(f"{model.path}: its tokenizer has no tokens that begin and end a text")
         no_timestamps = r.token("no_timestamps_token_id", "<|notimestamps|>")
+        if no_timestamps is not None and no_timestamps + 1 >= model.hparams.n_vocab:
+            no_timestamps = None  # no timestamps follow it
         no_speech = r.token("", "<|nospeech|>", "<|nocaptions|>")
         if no_speech is None and no_timestamps:
             no_speech = no_timestamps - 1

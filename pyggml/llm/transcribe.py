@@ -25,7 +25,7 @@ from .sound import heard, hearing
 from .speech import SpeechTokens, language_code
 
 if TYPE_CHECKING:
-    from .model import Model
+    from .loaded import LoadedModel
     from .options import ContextOptions
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -74,8 +74,7 @@ class Transcription:
 
     def vtt(self) -> str:
         """As subtitles (WebVTT)."""
-        parts = (f"{clock(s.start, '.')} --> {clock(s.end, '.')}\n{s.text.strip()}\n\n" for s in _shown(self.segments))
-        return "WEBVTT\n\n" + "".join(parts)
+        return "WEBVTT\n\n" + "".join(vtt_of(i, s) for i, s in enumerate(_shown(self.segments), 1))
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -87,11 +86,16 @@ def _shown(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def srt_of(i: int, s: Segment) -> str:
-    """Segment number `i` as a subtitle of SubRip."""
-    return f"{i}\n{clock(s.start, ',')} --> {clock(s.end, ',')}\n{s.text.strip()}\n\n"
+    """Segment number `i` (from 1 on) as a subtitle of SubRip."""
+    return f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n\n"
 
 
-def clock(seconds: float, point: str) -> str:
+def vtt_of(i: int, s: Segment) -> str:
+    """Segment number `i` (from 1 on) as a subtitle of WebVTT."""
+    return f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{s.text.strip()}\n\n"
+
+
+def _clock(seconds: float, point: str) -> str:
     """12.5 -> 00:00:12.500, or with another decimal point."""
     ms = round(seconds * 1000)
     return f"{ms // 3600000:02d}:{ms // 60000 % 60:02d}:{ms // 1000 % 60:02d}{point}{ms % 1000:03d}"
@@ -112,7 +116,7 @@ class Transcriber:
 
     def __init__(
         self,
-        model: Model,
+        model: LoadedModel,
         sound: Sound,
         rate: int | None = None,
         *,
@@ -164,7 +168,7 @@ class Transcriber:
         n_ctx = max(n_moments, self._model.hparams.n_ctx_train)
         options: dict[str, Any] = {"n_batch": n_ctx, "n_ubatch": n_ctx, **(self._context or {})}
         n_threads = options.get("n_threads")
-        with self._model.new_context(n_ctx, **options) as ctx:
+        with LlamaContext(self._model, n_ctx, **options) as ctx:
             seek = 0
             while seek < self._n_own:
                 self._listen(ctx, seek, n_threads)
@@ -392,7 +396,7 @@ def _softmax(scores: npt.NDArray[Any]) -> Doubles:
     return e / e.sum()
 
 
-def transcribe(self: Model, sound: Sound, rate: int | None = None, **options: Any) -> Transcription:
+def transcribe(self: LoadedModel, sound: Sound, rate: int | None = None, **options: Any) -> Transcription:
     """Write down what is said in a sound (Whisper):
 
         print(model.transcribe("talk.wav").text)
@@ -416,6 +420,3 @@ def transcribe(self: Model, sound: Sound, rate: int | None = None, **options: An
     t = Transcriber(self, sound, rate, **options)
     segments = list(t.segments())
     return Transcription("".join(s.text for s in segments), segments, t.language, t.duration)
-
-
-__all__ = ["TEMPERATURES", "Segment", "Transcriber", "Transcription", "clock", "srt_of", "transcribe"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Array: TypeAlias = npt.NDArray[Any]
+
+_BYTES: Any = (bytes, bytearray, memoryview)
 
 # Pillow knows more formats; these are read without another program (as it does for EPS), and are what people send.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
@@ -46,10 +48,10 @@ def open_rgb(image: Any) -> Image:
         if isinstance(image, (str, os.PathLike)):
             with open(path_name(image, MediaError), "rb") as file:
                 return _decoded(module, file)
-        if isinstance(image, (bytes, bytearray, memoryview)):
+        if isinstance(image, _BYTES):
             return _decoded(module, io.BytesIO(image))
         if isinstance(image, np.ndarray):
-            return _upright_rgb(module, module.fromarray(_checked(image)))
+            return _upright_rgb(module, module.fromarray(_checked(cast(Array, image))))
         if isinstance(image, module.Image):
             return _upright_rgb(module, image)
     except MediaError as e:
@@ -72,11 +74,11 @@ def picture_name(image: Any) -> str:
     """What messages call a picture."""
     if isinstance(image, (str, os.PathLike)):
         return f"picture {path_name(image, MediaError)}"
-    if isinstance(image, (bytes, bytearray, memoryview)):
+    if isinstance(image, _BYTES):
         return f"picture of {len(image)} bytes"
     if isinstance(image, np.ndarray):
-        shape: tuple[int, ...] = image.shape
-        return f"picture in an array of {image.dtype} {list(shape)}"
+        array = cast(Array, image)
+        return f"picture in an array of {array.dtype} {list(array.shape)}"
     if isinstance(getattr(image, "mode", None), str) and hasattr(image, "size"):  # Pillow may be missing
         return f"picture in a PIL image ({image.mode}, {image.size[0]} x {image.size[1]})"
     return f"{image!r:.60}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -131,26 +131,24 @@ def nearest_grid(size: Size, tile: Size, grids: Iterable[Size]) -> Size:
 
 def grids(least: int, most: int) -> list[Size]:
     """All grids of `least` to `most` tiles, by number of tiles, then by columns."""
-    found = [
-        (rows, columns)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if least <= columns * rows <= most
-    ]
-    return sorted(found, key=lambda grid: grid[0] * grid[1])
+    return sorted(_grids(least, most), key=lambda grid: grid[0] * grid[1])
 
 
 def grids_of_lfm2(least: int, most: int) -> list[Size]:
-    """As `grids`, in the order in which Python keeps a set of (columns, rows): the library's, and of grids that are
-    equally near to the picture's shape the order decides."""
-    found = {
-        (columns, rows)
-        for n in range(least, most + 1)
-        for columns in range(1, n + 1)
-        for rows in range(1, n + 1)
-        if least <= columns * rows <= most
-    }
-    return [(rows, columns) for columns, rows in sorted(found, key=lambda grid: grid[0] * grid[1])]
+    """As `grids`; those with one number of tiles are in the order in which Python keeps a set of (columns, rows). It is
+    the library's, and of grids that are equally near to the picture's shape the order decides."""
+    added = [(columns, rows) for rows, columns in _grids(least, most)]
+    added.sort(key=lambda grid: (max(least, *grid), grid))
+    return [(rows, columns) for columns, rows in sorted(set(added), key=lambda grid: grid[0] * grid[1])]
+
+
+def _grids(least: int, most: int) -> list[Size]:
+    return [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if columns * rows >= least
+    ]
 
 
 def longest_edge(size: Size, edge: int, limit: int = 4096) -> Size:
@@ -222,16 +220,12 @@ def llama4_size(size: Size, canvas: Size, tile: int, enlarge: bool) -> Size:
     """LLaMA 4: the size on its canvas, the shape kept; beyond a tile's side it is enlarged only with `enlarge`. What
     comes from the canvas is a float32 in the library, what comes from the picture a float64."""
     room = canvas if enlarge else tuple(min(max(size[i], tile), canvas[i]) for i in (0, 1))
-    of_canvas = [enlarge or canvas[i] < max(size[i], tile) for i in (0, 1)]
-    scale = [np.float32(room[i]) / np.float32(size[i]) if of_canvas[i] else room[i] / size[i] for i in (0, 1)]
-    if of_canvas[0] != of_canvas[1]:
-        shorter = np.float32(scale[1]) < np.float32(scale[0])
-    else:
-        shorter = scale[1] < scale[0]
-    kind = np.float32 if of_canvas[1 if shorter else 0] else float
-    if shorter:
-        return max(min(math.floor(kind(size[0]) * scale[1]), room[0]), 1), room[1]
-    return room[0], max(min(math.floor(kind(size[1]) * scale[0]), room[1]), 1)
+    kinds: list[Any] = [np.float32 if enlarge or canvas[i] < max(size[i], tile) else float for i in (0, 1)]
+    scales: list[Any] = [kinds[i](room[i]) / kinds[i](size[i]) for i in (0, 1)]
+    compared = np.float32 if np.float32 in kinds else float
+    full = 1 if compared(scales[1]) < compared(scales[0]) else 0  # the side that fills its room
+    other = max(min(math.floor(kinds[full](size[1 - full]) * scales[full]), room[1 - full]), 1)
+    return (other, room[1]) if full else (room[0], other)
 
 
 def minicpm_grid(size: Size, most: int, edge: int) -> Size:

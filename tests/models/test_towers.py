@@ -1,0 +1,332 @@
+"""Towers that see: features and embeddings against the transformers library's (float64), and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from pyggml.models.towers import PAGES, get_tower
+from pyggml.models.towers.llava import best_size, unpadded
+from pyggml.models.towers.tower import TowerSize
+from pyggml.models.weights import ShapeOnlyWeights
+
+import pyggml as gg
+from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
+from pyggml.hf.towers import PAGES as FAMILIES
+from pyggml.hf.towers import open_tower
+from pyggml.llm.picture import processor_config
+from pyggml.llm.tower import LoadedTower, open_tower_of
+
+from ..conftest import shared_dir
+
+MM = shared_dir() / "golden" / "mm"
+pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
+Array = np.ndarray[Any, np.dtype[Any]]
+ENCODERS = ("clip", "siglip", "dinov2", "vit")
+SEE = (
+    *("llava-clip", "llava-siglip", "llava-next", "llava-onevision", "paligemma", "gemma3", "idefics3", "smolvlm"),
+    *("qwen2-vl", "qwen2-5-vl", "qwen3-vl", "glm4v", *ENCODERS, "pixtral", "mistral3", "internvl", "aya-vision"),
+)
+MMPROJ = ("idefics3", "smolvlm", "qwen2-5-vl", "qwen3-vl", "glm4v")
+PICTURES = ("wide", "tall")
+
+
+@cache
+def golden() -> dict[str, Array]:
+    with np.load(MM / "mm.npz") as z:
+        return {k: z[k] for k in z.files}
+
+
+def arrays(name: str, i: int) -> dict[str, Array]:
+    """What the processor gives of picture `i`, and what the library makes of it."""
+    start = f"{name}/{i}/"
+    return {k[len(start) :]: v for k, v in golden().items() if k.startswith(start)}
+
+
+def nmse(a: Array, b: Array) -> float:
+    assert a.shape == b.shape
+    return float(((a.astype(float) - b) ** 2).sum() / (b.astype(float) ** 2).sum())
+
+
+@cache
+def tower(name: str) -> LoadedTower:
+    found = open_tower_of(str(MM / name), None, "vision")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", SEE)
+def test_features_of_folders(name: str) -> None:
+    for i in (0, 1):
+        given = arrays(name, i)
+        features, embedding = tower(name).encode(given)
+        assert features.rows.dtype == np.float32
+        assert nmse(features.rows, given["features"]) < 1e-11
+        if "embedding" in given:
+            assert embedding is not None and nmse(embedding, given["embedding"]) < 1e-11
+        if "image_grid_thw" in given:
+            t, h, w = given["image_grid_thw"][0].tolist()
+            assert features.grid == (t, h // 2, w // 2)
+        assert (features.deepstack is None) is (name != "qwen3-vl")
+    assert tower(name).weights.unused == []
+
+
+@pytest.mark.parametrize("name", SEE)
+def test_from_a_picture(name: str) -> None:
+    pytest.importorskip("PIL")
+    with gg.load_model(MM / name, repack=False) as model:
+        path = MM / "images" / "wide.png"
+        np.testing.assert_array_equal(
+            model.process_image(path)["pixel_values"].reshape(-1), arrays(name, 0)["pixel_values"].reshape(-1)
+        )
+        assert nmse(model.encode_image(path), arrays(name, 0)["features"]) < 1e-11
+        if name in ENCODERS:
+            rows = model.embed_image([path, MM / "images" / "tall.png"])
+            want = [arrays(name, i).get("embedding") for i in (0, 1)]
+            assert rows.dtype == np.float32 and len(rows) == 2
+            assert want[0] is None or nmse(rows, np.stack([w for w in want if w is not None])) < 1e-11
+            assert np.allclose(np.linalg.norm(model.embed_image([path], normalize=True), axis=1), 1)
+            assert model.embed_image([]).shape == (0, rows.shape[1])
+        else:
+            with pytest.raises(ModelError, match="makes no embedding"):
+                model.embed_image([path])
+
+
+@pytest.mark.parametrize("name", MMPROJ)
+def test_features_of_mmproj(name: str) -> None:
+    """The file alone, except that a file of Qwen2.5-VL does not say how large windows are: with the folder."""
+    file = str(MM / "mmproj" / f"{name}.gguf")
+    found = open_tower_of(str(MM / name) if name == "qwen2-5-vl" else file, file, "vision")
+    assert found is not None and found.weights.unused == []
+    for i in (0, 1):
+        features, _ = found.encode(arrays(name, i))
+        assert nmse(features.rows, arrays(name, i)["features"]) < 1e-11
+        of_folder = tower(name).encode(arrays(name, i)).features
+        if of_folder.deepstack is not None:
+            assert features.deepstack is not None and nmse(features.deepstack, of_folder.deepstack) < 1e-11
+
+
+def test_a_processor_from_the_keys_of_a_file() -> None:
+    """What the file says of the picture is what the folder's config says, where the file says it."""
+    from pyggml.media import picture_processor
+
+    pytest.importorskip("PIL")
+    for name in ("idefics3", "smolvlm"):
+        file = str(MM / "mmproj" / f"{name}.gguf")
+        found = open_tower_of(file, file, "vision")
+        assert found is not None
+        made = picture_processor(processor_config(found))(MM / "images" / "tall.png")
+        np.testing.assert_array_equal(made["pixel_values"], arrays(name, 1)["pixel_values"])
+    for name in ("qwen3-vl", "glm4v", "qwen2-5-vl"):
+        file = str(MM / "mmproj" / f"{name}.gguf")
+        found = open_tower_of(file, file, "vision")
+        assert found is not None
+        config = processor_config(found)
+        folder = json.loads((MM / name / "preprocessor_config.json").read_text())
+        for key in ("image_processor_type", "patch_size", "merge_size", "image_mean", "image_std"):
+            assert config[key] == folder[key]
+        picture_processor(config)(MM / "images" / "tall.png")
+    for name in SEE:
+        assert picture_processor(processor_config(tower(name))) is not None
+
+
+def test_a_model_with_an_mmproj() -> None:
+    pytest.importorskip("PIL")
+    file = MM / "mmproj" / "qwen3-vl.gguf"
+    with gg.load_model(MM / "qwen3-vl", repack=False, mmproj=file) as model:
+        rows = model.encode_image(MM / "images" / "wide.png")
+        assert nmse(rows, arrays("qwen3-vl", 0)["features"]) < 1e-11
+    with pytest.raises(ModelError, match="its features have 64 elements, the embeddings of"):
+        gg.load_model(repack=False, mmproj=file)
+    with gg.load_model(repack=False) as model, pytest.raises(ModelError, match="no tower that sees"):
+        model.encode_image(MM / "images" / "wide.png")
+
+
+def test_an_encoder_has_no_decoder() -> None:
+    with gg.load_model(MM / "clip") as model:
+        assert model.unused == [] and model.kv["clip.projector_type"] == "clip"
+        for use in (lambda: model.new_context(8), lambda: model.tokenize("a"), lambda: list(model.generate("a", 1))):
+            with pytest.raises(ModelError, match="no decoder"):
+                use()
+    with pytest.raises(ModelError, match="was closed"):
+        model.encode_image(MM / "images" / "wide.png")
+
+
+def test_tiles_in_one_graph_are_as_alone() -> None:
+    """A batch of tiles has the features of each tile alone."""
+    t = tower("llava-next")
+    pixels = arrays("llava-next", 0)["pixel_values"][0]
+    together = t(TowerSize(5, 4, 4), pixel_values=pixels)["features"]
+    alone = [t(TowerSize(1, 4, 4), pixel_values=p[None])["features"][0] for p in pixels]
+    assert nmse(together, np.stack(alone)) < 1e-12
+
+
+def test_the_attention_of_patches() -> None:
+    """A tap sees what flash attention never stores: each patch looks at all patches of its picture."""
+    pytest.importorskip("PIL")
+    with gg.load_model(MM / "siglip") as model:
+        plain = model.encode_image(MM / "images" / "wide.png")
+        with model.tap("kq_soft_max_ext-1", "l_out-*") as tap:
+            seen = model.encode_image(MM / "images" / "wide.png")
+        (weights,) = tap["kq_soft_max_ext-1"]
+        assert weights.reshape(-1, 16, 16).shape[0] == 4 and np.allclose(weights.sum(-1), 1, atol=1e-6)
+        assert len(tap["l_out-0"]) == len(tap["l_out-1"]) == 1
+        assert nmse(seen, plain) < 1e-11
+
+
+def test_every_tower_has_a_page() -> None:
+    for name in PAGES:
+        assert name in get_tower(name).names
+    assert {m for names in FAMILIES.values() for m in names} >= {"clip", "qwen3_vl", "gemma3"}
+    with pytest.raises(ModelError, match=r"the tower 'qwen3vl_merge' .* like it: qwen3vl_merger"):
+        get_tower("qwen3vl_merge")
+
+
+def test_the_builder_declares() -> None:
+    """A tower's tensors are known without a file."""
+    t = tower("clip")
+    weights = ShapeOnlyWeights()
+    t.tower.declare(t.hparams, weights)
+    assert weights.asked["v.blk.1.attn_q.weight"].ne == (64, 64)
+    assert {n for n, s in weights.asked.items() if not s.optional} <= set(t.weights)
+
+
+def test_sizes_of_tiles() -> None:
+    assert best_size(30, 100, ((64, 128), (128, 64), (128, 128))) == (64, 128)
+    assert best_size(100, 100, ((64, 128), (128, 64), (128, 128))) == (128, 128)
+    assert unpadded(np.zeros((4, 8, 1)), 50, 200).shape == (2, 8, 1)
+    assert unpadded(np.zeros((4, 8, 1)), 100, 100).shape == (4, 4, 1)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("clip", {"pixel_values": np.zeros((1, 3, 64, 32))}, r"pixel_values has the shape \[1, 3, 64, 32\]"),
+        ("clip", {"pixel_values": None}, "the tower reads pixel_values, which the processor did not give"),
+        ("clip", {"pixel_values": np.zeros((2, 3, 64, 64))}, "the tower reads"),
+        ("dinov2", {"pixel_values": np.zeros((1, 3, 8, 64))}, "less than a patch"),
+        ("llava-clip", {"pixel_values": np.zeros((2, 3, 64, 64))}, "2 pictures"),
+        ("llava-next", {"pixel_values": np.zeros((1, 2, 3, 64, 64))}, "2 tiles"),
+        ("llava-next", {"image_sizes": None}, "image_sizes"),
+        ("llava-next", {"image_sizes": np.array([[0, 5]])}, "no picture"),
+        ("idefics3", {"pixel_values": np.zeros((1, 1, 3, 64, 64))}, "tiles must be"),
+        ("idefics3", {"pixel_attention_mask": np.zeros((1, 5, 64, 64))}, "padded"),
+        ("qwen2-vl", {"image_grid_thw": np.array([[1, 3, 10]])}, "squares of 2 x 2"),
+        ("qwen2-vl", {"image_grid_thw": np.array([[2, 6, 10]])}, "one frame"),
+        ("qwen2-5-vl", {"pixel_values": np.zeros((59, 1536))}, r"pixel_values has the shape \[59, 1536\]"),
+        ("pixtral", {"image_sizes": np.array([[128, 96]])}, "image_sizes 128 x 96"),
+        ("pixtral", {"image_sizes": np.array([1])}, "image_sizes"),
+        ("siglip", {"pixel_values": np.array([["a"]])}, "pixel_values"),
+    ],
+)
+def test_arrays_that_do_not_fit(name: str, change: dict[str, Any], error: str) -> None:
+    given = {k: v for k, v in {**arrays(name, 0), **change}.items() if v is not None}
+    with pytest.raises(ShapeError, match=error):
+        tower(name).encode(given)
+
+
+def changed(path: Path, to: Path, kv: dict[str, Any] | None = None, drop: str = "", cut: str = "") -> Path:
+    """A copy of an mmproj file with other keys (None: without the key), without a tensor, or with one of another
+    shape."""
+    reader, writer = gguf.GGUFReader(path), gguf.GGUFWriter(to, "clip")
+    keys = {f.name: f.contents() for f in reader.fields.values() if f.name.startswith("clip.")} | (kv or {})
+    for key, value in keys.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for t in reader.tensors:
+        if t.name != drop:
+            writer.add_tensor(t.name, t.data[:1].copy() if t.name == cut else t.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"drop": "v.blk.1.ln2.weight"}, "no tensor v.blk.1.ln2.weight"),
+        ({"cut": "mm.model.fc.weight"}, "mm.model.fc.weight has ne"),
+        ({"kv": {"clip.projector_type": "idefic"}}, "the tower 'idefic' .* like it: idefics3"),
+        ({"kv": {"clip.projector_type": None}}, "clip.projector_type"),
+        ({"kv": {"clip.vision.block_count": 3}}, "no tensor v.blk.2"),
+        ({"kv": {"clip.vision.block_count": 10**6}}, "layers are supported"),
+        ({"kv": {"clip.vision.embedding_length": None}}, "clip.vision.embedding_length is missing"),
+        ({"kv": {"clip.vision.attention.head_count": 0}}, "head_count"),
+        ({"kv": {"clip.vision.attention.head_count": 7}}, "head_count"),
+        ({"kv": {"clip.vision.patch_size": 0}}, "patch_size"),
+        ({"kv": {"clip.vision.projector.scale_factor": 3}}, "scale_factor"),
+        ({"kv": {"clip.vision.image_size": "x"}}, "clip.vision.image_size"),
+    ],
+)
+def test_files_that_are_no_tower(tmp_path: Path, change: dict[str, Any], error: str) -> None:
+    file = changed(MM / "mmproj" / "idefics3.gguf", tmp_path / "bad.gguf", **change)
+    with pytest.raises(ModelError, match=error):
+        open_tower_of(str(file), str(file), "vision")
+
+
+def test_no_mmproj_file(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(b"noise" * 20)
+    with pytest.raises(GGUFError):
+        gg.load_model(MM / "idefics3", repack=False, mmproj=tmp_path / "noise")
+    text = changed(MM / "mmproj" / "idefics3.gguf", tmp_path / "deaf.gguf", {"clip.has_vision_encoder": False})
+    with pytest.raises(ModelError, match="has no tower"):
+        gg.load_model(MM / "idefics3", repack=False, mmproj=text)
+    from pyggml.llm.model import default_model_path
+
+    with pytest.raises(ModelError, match=r"no mmproj file: its general\.architecture is not clip"):
+        gg.load_model(MM / "idefics3", repack=False, mmproj=default_model_path())
+
+
+def test_damaged_folders(tmp_path: Path) -> None:
+    def folder(base: str, **change: Any) -> Path:
+        to = tmp_path / f"{base}{len(list(tmp_path.iterdir()))}"
+        to.mkdir()
+        for file in (MM / base).iterdir():
+            shutil.copyfile(file, to / file.name)
+        raw = json.loads((to / "config.json").read_text())
+        for key, value in change.items():
+            of = raw["vision_config"] if key.startswith("v_") else raw
+            of[key.removeprefix("v_")] = value
+        (to / "config.json").write_text(json.dumps(raw))
+        return to
+
+    for base, change, error in (
+        ("clip", {"v_hidden_size": 128}, "has ne"),
+        ("clip", {"v_hidden_act": "mish"}, "mish"),
+        ("clip", {"v_image_size": [64, 32]}, "no square"),
+        ("clip", {"v_num_attention_heads": 3}, "head_count"),
+        ("llava-clip", {"vision_feature_layer": 7}, "vision_feature_layer"),
+        ("llava-clip", {"v_model_type": "eva"}, "a tower of model_type 'eva' is not known"),
+        ("qwen3-vl", {"deepstack_visual_indexes": 3, "v_deepstack_visual_indexes": 3}, "cannot have"),
+        ("qwen2-vl", {"v_temporal_patch_size": 3}, "temporal_patch_size"),
+        ("gemma3", {"mm_tokens_per_image": 0}, "cannot have"),
+        ("vit", {"hidden_size": "a"}, "hidden_size"),
+    ):
+        with pytest.raises(ModelError, match=error):
+            open_tower_of(str(folder(base, **change)), None, "vision")
+    text = folder("llava-clip")
+    assert open_tower(text) is not None
+    (text / "preprocessor_config.json").write_text('{"image_processor_type": "Nobody"}')
+    with gg.load_model(text, repack=False) as model, pytest.raises(MediaError, match="Nobody"):
+        model.encode_image(MM / "images" / "wide.png")
