@@ -10,6 +10,7 @@ paligemma  PaliGemma (arXiv 2407.07726): SigLIP and one product
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -155,7 +156,7 @@ def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tu
     ShapeError for a picture without pixels, and when there are no sizes."""
     if height < 1 or width < 1:
         raise ShapeError(f"image_sizes is {height}, {width}: no picture")
-    best, shown, wasted = (0, 0), 0, 0
+    best, shown, wasted = (0, 0), 0, inf
     for h, w in sizes:
         scale = min(w / width, h / height)
         n = min(int(width * scale) * int(height * scale), width * height)
@@ -163,7 +164,7 @@ def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tu
         if n > shown or (n == shown and waste < wasted):
             best, shown, wasted = (h, w), n, waste
     if best == (0, 0):
-        raise ShapeError(f"no size of image_grid_pinpoints suits a picture of {height} x {width}")
+        raise ShapeError("image_grid_pinpoints has no sizes")
     return best
 
 

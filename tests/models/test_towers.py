@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pyggml.models.towers import PAGES, get_tower
 from pyggml.models.towers.llava import best_size, unpadded
+from pyggml.models.towers.shuffled import parts_of
 from pyggml.models.towers.tower import TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
@@ -200,8 +201,18 @@ def test_the_builder_declares() -> None:
 def test_sizes_of_tiles() -> None:
     assert best_size(30, 100, ((64, 128), (128, 64), (128, 128))) == (64, 128)
     assert best_size(100, 100, ((64, 128), (128, 64), (128, 128))) == (128, 128)
+    assert best_size(3, 700, ((64, 128), (128, 64))) == (64, 128)  # no whole line of pixels is left in any of them
     assert unpadded(np.zeros((4, 8, 1)), 50, 200).shape == (2, 8, 1)
     assert unpadded(np.zeros((4, 8, 1)), 100, 100).shape == (4, 4, 1)
+
+
+def test_positions_on_edges() -> None:
+    """Idefics3's patches fall on the edges of its learned positions: rounded as torch 2.13 does."""
+    assert parts_of(6, 6).tolist() == [*range(6)]
+    assert parts_of(19, 19).tolist() == [*range(12), 11, *range(13, 19)]
+    found = [0, 1, 2, 3, 4, 4, 6, 7, 8, 8, 9, 10, 11, 12, 14, 14, 16, 17, 17, 19, 19, 21, 22, 22, 24]
+    assert parts_of(25, 25).tolist() == found
+    assert parts_of(3, 1).tolist() == [0, 0, 0]
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
