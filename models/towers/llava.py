@@ -33,9 +33,9 @@ from ..blocks.vision import (
     build_vit,
 )
 from ..hparams import Activation
-from ..metadata import ACTIVATIONS, Reader
+from ..metadata import Reader
 from .encoders import one_picture
-from .hparams import VisionHParams, read_vision
+from .hparams import VisionHParams, read_mm_act, read_vision
 from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
 
 
@@ -55,15 +55,6 @@ class LlavaHParams(VisionHParams):
     drops: bool | None
     pinpoints: tuple[tuple[int, int], ...]
     most: int
-
-
-def read_mm_act(r: Reader, default: Activation = "gelu_erf") -> Activation:
-    """The activation of a projector, by the transformers library's name."""
-    key = "{arch}.projector.hidden_activation"
-    name = r.text(key, "")
-    if name and name not in ACTIVATIONS:
-        r.fail(key, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name] if name else default
 
 
 def integers(r: Reader, key: str) -> tuple[int, ...]:

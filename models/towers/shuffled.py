@@ -32,8 +32,8 @@ from ..blocks.vision import (
 from ..hparams import Activation
 from ..metadata import Reader
 from .encoders import one_picture
-from .hparams import VisionHParams, read_vision
-from .llava import encode_one, read_mm_act
+from .hparams import VisionHParams, read_mm_act, read_vision
+from .llava import encode_one
 from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
 
 
@@ -80,8 +80,9 @@ def parts_of(n: int, n_parts: int) -> Array:
     first = (step + step * (i - i % 8)).astype(np.float32)
     grouped = (first.astype(np.float64) + step * (i % 8)).astype(np.float32)
     edges = np.where(i < len(i) - len(i) % 16, grouped, edges)
-    points = np.arange(n, dtype=np.float32) * (np.float32(1) / np.float32(n))
-    return np.searchsorted(edges, np.minimum(points, np.float32(1 - 1e-6)), side="right")
+    points: Array = np.arange(n, dtype=np.float32) * (np.float32(1) / np.float32(n))
+    found: Array = np.searchsorted(edges, np.minimum(points, np.float32(1 - 1e-6)), side="right")
+    return found
 
 
 def _build_idefics3(b: TowerBuild[ShuffledHParams]) -> None:

@@ -66,7 +66,7 @@ def tower(name: str) -> LoadedTower:
 def test_features_of_folders(name: str) -> None:
     for i in (0, 1):
         given = arrays(name, i)
-        features, embedding = tower(name).encode(given)
+        features, embedding, _ = tower(name).encode(given)
         assert features.rows.dtype == np.float32
         assert nmse(features.rows, given["features"]) < 1e-11
         if "embedding" in given:
@@ -106,7 +106,7 @@ def test_features_of_mmproj(name: str) -> None:
     found = open_tower_of(str(MM / name) if name == "qwen2-5-vl" else file, file, "vision")
     assert found is not None and found.weights.unused == []
     for i in (0, 1):
-        features, _ = found.encode(arrays(name, i))
+        features, _, _ = found.encode(arrays(name, i))
         assert nmse(features.rows, arrays(name, i)["features"]) < 1e-11
         of_folder = tower(name).encode(arrays(name, i)).features
         if of_folder.deepstack is not None:
@@ -152,7 +152,7 @@ def test_a_model_with_an_mmproj() -> None:
 def test_an_encoder_has_no_decoder() -> None:
     with gg.load_model(MM / "clip") as model:
         assert model.unused == [] and model.kv["clip.projector_type"] == "clip"
-        for use in (lambda: model.new_context(8), lambda: model.tokenize("a"), lambda: list(model.generate("a", 1))):
+        for use in (lambda: model.new_context(8), lambda: model.detokenize([1]), lambda: list(model.generate("a", 1))):
             with pytest.raises(ModelError, match="no decoder"):
                 use()
     with pytest.raises(ModelError, match="was closed"):

@@ -49,21 +49,28 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
     return kinds[str(own)] if kinds else found[0]
 
 
+def _text_family(raw: Mapping[str, Any]) -> TowerFamily | None:
+    from .text import FAMILIES
+
+    return next((f for f in FAMILIES if raw.get("model_type") in f.types and isinstance(raw.get(f.part), dict)), None)
+
+
 def is_tower(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder is a tower alone, without a decoder."""
     family = tower_family(read_object(Path(folder) / "config.json"))
     return family is not None and family.alone
 
 
-def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Metadata and tensors of a folder's tower; None when the folder has none.
+def open_tower(folder: str | Path, side: str = "") -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Metadata and tensors of a folder's tower; None when the folder has none. `side` "text": those of CLIP's and
+    SigLIP's text encoders, which stand beside a tower that sees.
 
     Raises ModelError for a damaged folder, a key that is missing or not supported, and for a tensor of the tower that
     is not known.
     """
     path = Path(folder)
     raw = read_object(path / "config.json")
-    family = tower_family(raw)
+    family = _text_family(raw) if side == "text" else tower_family(raw)
     if family is None:
         return None
     c = TowerConfig(str(path / "config.json"), raw, family.part)
