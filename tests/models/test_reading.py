@@ -78,6 +78,19 @@ def test_models_without_texts_or_classes() -> None:
         vit.classify_image(PICTURES)
 
 
+@pytest.mark.parametrize("name", ["clip", "siglip"])
+def test_the_tower_that_sees_alone(name: str, tmp_path: Path) -> None:
+    """A folder of `CLIPVisionModelWithProjection` or `SiglipVisionModel`: its config is the tower's."""
+    folder = Path(shutil.copytree(MM / name, tmp_path / name))
+    config = json.loads((folder / "config.json").read_text())
+    alone = {**config["vision_config"], "projection_dim": config.get("projection_dim")}
+    (folder / "config.json").write_text(json.dumps(alone))
+    model, whole = gg.load_model(folder), gg.load_model(MM / name)
+    np.testing.assert_array_equal(model.embed_image(PICTURES), whole.embed_image(PICTURES))
+    with pytest.raises(ModelError, match="reads no texts"):
+        model.embed([[1]])
+
+
 @pytest.mark.parametrize("name", ["vit", "dinov2", "clip", "siglip"])
 def test_classification(name: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(MM / name, tmp_path / name))

@@ -43,10 +43,12 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
     if not found[0].alone and not all(isinstance(raw.get(f.part), dict) for f in found if f.part):
         return None  # a text model of the same model_type
     kinds: dict[str, TowerFamily] = {name: f for f in found for name in f.of}
-    own = raw[found[0].part].get("model_type") if found[0].part else None
-    if kinds and own not in kinds:
+    if not kinds:
+        return found[0]
+    own = raw[found[0].part].get("model_type")
+    if own not in kinds:
         raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
-    return kinds[str(own)] if kinds else found[0]
+    return kinds[str(own)]
 
 
 def _text_family(raw: Mapping[str, Any]) -> TowerFamily | None:
