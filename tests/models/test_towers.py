@@ -22,6 +22,7 @@ from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
 from pyggml.hf.towers import open_tower
 from pyggml.llm.picture import processor_config
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.tower import LoadedTower, open_tower_of
 
 from ..conftest import shared_dir
@@ -213,6 +214,20 @@ def test_positions_on_edges() -> None:
     found = [0, 1, 2, 3, 4, 4, 6, 7, 8, 8, 9, 10, 11, 12, 14, 14, 16, 17, 17, 19, 19, 21, 22, 22, 24]
     assert parts_of(25, 25).tolist() == found
     assert parts_of(3, 1).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("F16", 1e-6), ("Q8_0", 1e-3), ("Q4_0", 0.1)])
+def test_towers_are_quantised(kind: str, limit: float, tmp_path: Path) -> None:
+    """The matrices become smaller; patches and positions stay as they are."""
+    out = str(tmp_path / "out.gguf")
+    write_quantized(plan_quantization(MM / "mmproj" / "idefics3.gguf", kind), out)
+    found = open_tower_of(str(MM / "idefics3"), out, "vision")
+    assert found is not None
+    types = {n: found.weights[n].dtype.name for n in found.weights}
+    assert types["v.blk.0.attn_q.weight"] == types["mm.model.fc.weight"] == kind
+    assert types["v.patch_embd.weight"] == types["v.position_embd.weight"] == "F32"
+    want = arrays("idefics3", 0)
+    assert nmse(found.encode(want).features.rows, want["features"]) < limit
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------
