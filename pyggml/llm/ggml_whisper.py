@@ -22,7 +22,6 @@ from pyggml.tensor import Ne, Tensor, full_ne
 
 from .speech import LANGUAGES
 
-MAGIC = b"lmgg"  # 0x67676d6c, little-endian
 _SIZES = ("vocab", "audio_ctx", "audio_state", "audio_head", "audio_layer")
 _SIZES += ("text_ctx", "text_state", "text_head", "text_layer", "mels", "ftype")
 _N_STAMPS = 1501  # steps of 20 milliseconds, the last tokens of the vocabulary
@@ -72,20 +71,12 @@ class WhisperFile(NamedTuple):
     tower: dict[str, Tensor]
 
 
-def is_whisper_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as whisper.cpp's do."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(4) == MAGIC
-    except OSError:
-        return False
-
-
 class _Bytes:
     """The contents of a file, read one after the other. Raises GGUFError where they end too early."""
 
     def __init__(self, path: str) -> None:
         self.path, self.data, self.at = path, np.fromfile(path, np.uint8), 0
+        self.data.flags.writeable = False
 
     def fail(self, text: str) -> GGUFError:
         return GGUFError(f"{self.path}: {text} (at byte {self.at})")

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
+_WHISPER_MAGIC = (0x67676D6C).to_bytes(4, "little")
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _log = logging.getLogger("pyggml")
@@ -281,8 +282,8 @@ def load_model(
     layers: tuple[int, int] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
-    """Load a GGUF file or a Hugging Face folder; by default the model that ships with the package. For a model in
-    several files, `path` is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
+    """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
+    by default the model that ships with the package. For a model in several files, `path` is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
     (`use_mmap=False` reads them into memory); weights of a folder that have another layout there are copied.
 
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
@@ -313,6 +314,12 @@ def load_model(
 
         if is_tower(source):
             return TowerModel(os.fspath(source))
+    if _is_whisper_file(source):
+        if budget is not None or kv_overrides or mmproj is not None:
+            raise ModelError(
+                f"{path_name(source, ModelError)}: whisper.cpp's files take no ram, layers, kv_overrides, mmproj"
+            )
+        return _of_whisper_file(path_name(source, ModelError), vocab_only, repack, progress)
     file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
@@ -354,6 +361,39 @@ def load_model(
         all(lock_memory(t.raw() if (copy := t.form.copy) is None else copy.memory) for t in model.weights.values())
     if mmproj is not None:
         _check_towers(model)
+    log_model(model)
+    return model
+
+
+def _is_whisper_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those of whisper.cpp do."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == _WHISPER_MAGIC
+    except OSError:
+        return False  # whoever opens it says why
+
+
+def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progress | None) -> Model:
+    """The model in a file of whisper.cpp (`ggml-base.bin`), with its tower."""
+    from .ggml_whisper import read_whisper
+    from .sound import hearing_of
+    from .tower import LoadedTower
+
+    file = read_whisper(path, vocab_only)
+    try:
+        model = Model(path, "whisper", file.kv, None if vocab_only else file.tensors)
+        if vocab_only:
+            _ = model.vocab
+            return model
+        if model.unused:
+            raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
+        vars(model)["hearing"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
+        _report(progress, 0.0)
+        (repack_weights if repack else repack_in_passing)(_factors(model.weights))
+        _report(progress, 1.0)
+    except ModelError as e:
+        raise ModelError(str(e) if path in str(e) else f"{path}: {e}") from None
     log_model(model)
     return model
 

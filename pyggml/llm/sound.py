@@ -44,7 +44,9 @@ def hearing(model: LoadedModel) -> Hearing:
             raise ModelError("the model was loaded with vocab_only=True: it has no tower")
         tower = open_tower_of(model.path, model.mmproj, "audio")
         if tower is None:
-            raise ModelError(f"{model.path}: the model has no tower that hears (load_model(..., mmproj=FILE) names one)")
+            raise ModelError(
+                f"{model.path}: the model has no tower that hears (load_model(..., mmproj=FILE) names one)"
+            )
         found = vars(model)["hearing"] = hearing_of(model, tower)
     return found
 
