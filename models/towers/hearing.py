@@ -19,6 +19,7 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.errors import ShapeError
 from pyggml.media import Features
+from pyggml.ops.im2col import im2col
 from pyggml.tensor import Tensor
 
 from ..blocks.ffn import ACTIVATIONS
@@ -84,7 +85,7 @@ def _convolved(b: TowerBuild[SoundHParams], cur: Tensor, i: int, step: int) -> T
     n_embd, n_channels = b.hparams.n_embd, cur.ne[1]
     kernel = b.weight(f"a.conv1d.{i}", (3, n_channels, n_embd))
     type_ = DType.F16 if kernel.dtype is DType.F16 else DType.F32
-    columns = gg.im2col(kernel, cur, step, 0, 1, 0, 1, 0, False, type_)  # [3 * n_channels, n / step]
+    columns = im2col(kernel, cur, step, 0, 1, 0, 1, 0, False, type_)  # [3 * n_channels, n / step]
     cur = b.cb(gg.mul_mat(gg.reshape_2d(kernel, 3 * n_channels, n_embd), columns), f"conv1d_{i}")
     bias = b.weight(f"a.conv1d.{i}", (1, n_embd), suffix="bias")
     return b.cb(gg.add(cur, gg.reshape_1d(to_f32(bias), n_embd)), f"conv1d_{i}")
@@ -113,7 +114,7 @@ def _build_voxtral(b: TowerBuild[SoundHParams]) -> None:
     b.result("features", b.linear("mm.a.mlp.2", cur, hp.n_embd_out, "features"))
 
 
-# -- what the processor gives --------------------------------------------------------------------------------------------
+# -- what the processor gives -----------------------------------------------------------------------------------------
 
 
 def _encode_all(run: TowerRun[SoundHParams], arrays: Arrays) -> Encoded:
