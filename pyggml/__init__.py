@@ -145,6 +145,7 @@ __all__ = [
     "BackendError",
     "BatchError",
     "Batch",
+    "MediaPrompt",
     "BatchOptions",
     "ChatSession",
     "Context",

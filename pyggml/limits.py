@@ -19,7 +19,8 @@ TRACE_BYTES = 1 << 30  # size to which a trace (.npz) may unpack, however small 
 TRACE_RATIO = 16  # ... and how many times as large as its file: numbers rarely shrink to half when packed
 
 # Pictures and sound. Pillow warns from this number on, too
-PICTURE_PIXELS = (1 << 30) // 12  # pixels of a picture (89 million), as it is stored and as a processor enlarges it
+PICTURE_PIXELS = (1 << 30) // 12  # pixels of a picture (89 million), and of all that a processor makes of it
+PICTURE_TILES = 1 << 10  # tiles that a processor cuts a picture into (the largest known number is 145)
 SOUND_SECONDS = 6 * 3600  # length of a sound (1.4 GB as samples)
 
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import sqrt
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.ops.im2col import im2col
 from pyggml.tensor import Tensor
 
 from ..hparams import Activation, NormKind
@@ -20,11 +22,16 @@ from .ffn import ACTIVATIONS
 from .norm import build_norm
 from .tower import TowerBuild
 
+if TYPE_CHECKING:
+    from ..towers.hparams import TowerHParams, VisionHParams
+
+AnyBuild: TypeAlias = "TowerBuild[TowerHParams]"
+VisionBuild: TypeAlias = "TowerBuild[VisionHParams]"
 Rope = Callable[[Tensor], Tensor]  # turns the heads of Q or K, ne [n_embd_head, n_head, n_tokens, n_pictures]
 Windows = Sequence[tuple[int, int]]  # (number of windows, tokens of each), for tokens that lie window by window
 
 
-def build_patches(b: TowerBuild, n_channels: int = 3) -> Tensor:
+def build_patches(b: VisionBuild, n_channels: int = 3) -> Tensor:
     """The embeddings of the patches of `pixel_values`, an input of ne [width, height, channels, n_pictures]: ne
     [n_embd, h * w, n_pictures], rows of patches from top to bottom. A convolution with patches as large as its
     steps."""
@@ -32,14 +39,14 @@ def build_patches(b: TowerBuild, n_channels: int = 3) -> Tensor:
     n_embd, p = b.hparams.n_embd, b.hparams.patch_size
     pixels = b.input("pixel_values", (w * p, h * p, n_channels, n))
     kernel = b.weight("v.patch_embd", (p, p, n_channels, n_embd))
-    columns = gg.im2col(kernel, pixels, p, p, 0, 0, 1, 1, True, DType.F32)  # [p * p * channels, w, h, n]
+    columns = im2col(kernel, pixels, p, p, 0, 0, 1, 1, True, DType.F32)  # [p * p * channels, w, h, n]
     columns = gg.reshape_3d(columns, columns.ne[0], w * h, n)
     cur = b.cb(gg.mul_mat(gg.reshape_2d(kernel, p * p * n_channels, n_embd), columns), "patch_embd")
     bias = b.optional("v.patch_embd", (n_embd,), suffix="bias")
     return cur if bias is None else b.cb(gg.add(cur, bias), "patch_embd")
 
 
-def build_class_token(b: TowerBuild, cur: Tensor) -> Tensor:
+def build_class_token(b: AnyBuild, cur: Tensor) -> Tensor:
     """Put the embedding of the class before the patches of each picture: ne [n_embd, 1 + n_tokens, n_pictures]."""
     n_embd, n = cur.ne[0], cur.ne[2]
     token = gg.repeat_4d(to_f32(b.weight("v.class_embd", (n_embd,), suffix="")), n_embd, 1, n, 1)
@@ -51,15 +58,13 @@ def to_f32(t: Tensor) -> Tensor:
     return t if t.dtype is DType.F32 else gg.cast(t, DType.F32)
 
 
-def build_learned_positions(b: TowerBuild, cur: Tensor) -> Tensor:
+def build_learned_positions(b: AnyBuild, cur: Tensor) -> Tensor:
     """Add the embeddings of positions, one for each token."""
     positions = b.weight("v.position_embd", cur.ne[:2])
     return b.cb(gg.add(cur, to_f32(positions)), "pos_embd")
 
 
-def build_optional_norm(
-    b: TowerBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0, il: int = -1
-) -> Tensor:
+def build_optional_norm(b: AnyBuild, cur: Tensor, role: str, kind: NormKind, eps: float = 0.0, il: int = -1) -> Tensor:
     """The norm of that role, when the tower has it; else `cur`."""
     if b.optional(role, cur.ne[:1], il) is None:
         return cur
@@ -67,7 +72,7 @@ def build_optional_norm(
 
 
 def build_layers(
-    b: TowerBuild,
+    b: AnyBuild,
     cur: Tensor,
     *,
     norm: NormKind = "layer",
@@ -97,13 +102,13 @@ def build_layers(
     return cur
 
 
-def _layer_scaled(b: TowerBuild, cur: Tensor, role: str, il: int) -> Tensor:
+def _layer_scaled(b: AnyBuild, cur: Tensor, role: str, il: int) -> Tensor:
     """`cur` times one factor for each element of a row, when the tower has them (LayerScale, arXiv 2103.17239)."""
     scale = b.optional(b.own(role), cur.ne[:1], il)
     return cur if scale is None else b.cb(gg.mul(cur, scale), role, il)
 
 
-def build_network(b: TowerBuild, cur: Tensor, il: int, act: Activation, gated: bool = False) -> Tensor:
+def build_network(b: AnyBuild, cur: Tensor, il: int, act: Activation, gated: bool = False) -> Tensor:
     """down(act(up(cur))), or with a gate down(act(gate(cur)) * up(cur)): ne of `cur`."""
     n_embd, n_ff = cur.ne[0], b.hparams.n_ff
     up = b.linear(b.own("ffn_up"), cur, n_ff, "ffn_up", il)
@@ -116,7 +121,7 @@ def build_network(b: TowerBuild, cur: Tensor, il: int, act: Activation, gated: b
 
 
 def build_self_attn(
-    b: TowerBuild, cur: Tensor, il: int, rope: Rope | None = None, windows: Windows | None = None
+    b: AnyBuild, cur: Tensor, il: int, rope: Rope | None = None, windows: Windows | None = None
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
@@ -145,8 +150,8 @@ def build_self_attn(
     else:
         attn, at = None, 0
         for n_windows, size in windows:
-            parts = (_window_of(t, at, n_windows, size) for t in (q, k, v))
-            part = _attend(b, *parts, il)
+            wq, wk, wv = (_window_of(t, at, n_windows, size) for t in (q, k, v))
+            part = _attend(b, wq, wk, wv, il)
             part = gg.reshape_3d(part, n_embd, n_windows * size, 1)
             attn = part if attn is None else gg.concat(attn, part, 1)
             at += n_windows * size
@@ -160,7 +165,7 @@ def _window_of(t: Tensor, at: int, n: int, size: int) -> Tensor:
     return gg.view_4d(t, *t.ne[:2], size, n, t.nb[1], t.nb[2], t.nb[2] * size, t.nb[2] * at)
 
 
-def _attend(b: TowerBuild, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
+def _attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
     """softmax(K q) V, of tensors of ne [n_embd_head, n_head, n_tokens, n]: ne [n_embd_head, n_head, n_tokens, n].
 
     Flash attention never stores the scores. When someone looks at them (`kq_soft_max_ext`), they are computed."""
@@ -172,7 +177,7 @@ def _attend(b: TowerBuild, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
     return gg.cont(gg.permute(gg.mul_mat(gg.cont(gg.transpose(v)), kq), 0, 2, 1, 3))
 
 
-def build_vit(b: TowerBuild, *, class_token: bool = False, post_norm: bool = True) -> Tensor:
+def build_vit(b: VisionBuild, *, class_token: bool = False, post_norm: bool = True) -> Tensor:
     """A vision transformer (arXiv 2010.11929) on pictures of one size: ne [n_embd, n_tokens, n_pictures]. A norm before
     the layers (CLIP has it) and one after them are there when the tower has their weights; `post_norm` false: the norm
     after them is somebody else's."""
@@ -184,12 +189,12 @@ def build_vit(b: TowerBuild, *, class_token: bool = False, post_norm: bool = Tru
     return build_optional_norm(b, cur, "v.post_ln", "layer") if post_norm else cur
 
 
-def build_first_token(b: TowerBuild, cur: Tensor) -> Tensor:
+def build_first_token(b: AnyBuild, cur: Tensor) -> Tensor:
     """The first token of each picture, that of the class: ne [n_embd, n_pictures]."""
     return gg.cont(gg.view_2d(cur, cur.ne[0], cur.ne[2], cur.nb[2], 0))
 
 
-def build_attention_pool(b: TowerBuild, cur: Tensor) -> Tensor:
+def build_attention_pool(b: AnyBuild, cur: Tensor) -> Tensor:
     """One row for each picture: what a learned query (`v.head.probe`) attends to, and a network after it: ne
     [n_embd, n_pictures] (SigLIP, arXiv 2303.15343)."""
     n_embd, n_tokens, n, _ = cur.ne
@@ -209,7 +214,7 @@ def build_attention_pool(b: TowerBuild, cur: Tensor) -> Tensor:
     return b.cb(gg.add(cur, down), "head_out")
 
 
-def build_merged(b: TowerBuild, cur: Tensor, factor: int) -> Tensor:
+def build_merged(b: AnyBuild, cur: Tensor, factor: int) -> Tensor:
     """Put the patches of each square of `factor` x `factor` into one row, line by line ("pixel shuffle"): ne
     [n_embd * factor^2, h / factor * w / factor, n_pictures]."""
     n, h, w = b.size
@@ -219,14 +224,14 @@ def build_merged(b: TowerBuild, cur: Tensor, factor: int) -> Tensor:
     return gg.reshape_3d(squares, n_embd * factor**2, (h // factor) * (w // factor), n)
 
 
-def build_channels_merged(b: TowerBuild, cur: Tensor, kernel: Tensor, factor: int) -> Tensor:
+def build_channels_merged(b: AnyBuild, cur: Tensor, kernel: Tensor, factor: int) -> Tensor:
     """As `build_merged`, with the patches of a square side by side for each channel, as a convolution reads them, and
     multiplied with `kernel`, ne [n_embd * factor^2, n_out]: ne [n_out, h / factor * w / factor, n_pictures]."""
     n, h, w = b.size
     n_embd = cur.ne[0]
     planes = gg.reshape_4d(gg.cont(gg.permute(cur, 1, 0, 2, 3)), w, h, n_embd, n)
     shape = gg.reshape_4d(kernel, factor, factor, n_embd, kernel.n_elements // (factor**2 * n_embd))
-    columns = gg.im2col(shape, planes, factor, factor, 0, 0, 1, 1, True, DType.F32)
+    columns = im2col(shape, planes, factor, factor, 0, 0, 1, 1, True, DType.F32)
     return gg.mul_mat(kernel, gg.reshape_3d(columns, columns.ne[0], columns.ne[1] * columns.ne[2], n))
 
 
@@ -247,7 +252,7 @@ def axis_weights(n: int, side: int, cubic: bool, corners: bool) -> npt.NDArray[n
 
 
 def build_interpolated_positions(
-    b: TowerBuild, side: int, *, cubic: bool = True, corners: bool = False, first: int = 0
+    b: AnyBuild, side: int, *, cubic: bool = True, corners: bool = False, first: int = 0
 ) -> Tensor:
     """The embeddings of the positions of `h` x `w` patches, made of a learned square of `side` x `side`: ne [n_embd,
     h * w], line by line. See `axis_weights`; `first`: how many positions come before the square."""
@@ -265,7 +270,7 @@ def build_interpolated_positions(
     return gg.reshape_2d(gg.cont(gg.permute(grid, 2, 1, 0, 3)), n_embd, h * w)
 
 
-def build_rope_2d(b: TowerBuild, base: float, lines: Callable[[], npt.NDArray[np.int32]]) -> Rope:
+def build_rope_2d(b: AnyBuild, base: float, lines: Callable[[], npt.NDArray[np.int32]]) -> Rope:
     """Turns pairs (i, i + half a head): the first half of them by the patch's line, the others by its column, each from
     the fastest on. `lines()` gives line and column of each patch, [2, n_patches]."""
     quarter = b.hparams.n_embd // b.hparams.n_head // 4
@@ -282,7 +287,7 @@ def build_rope_2d(b: TowerBuild, base: float, lines: Callable[[], npt.NDArray[np
     return turn
 
 
-def build_rope_halves(b: TowerBuild, base: float) -> Rope:
+def build_rope_halves(b: AnyBuild, base: float) -> Rope:
     """Turns neighbours: in the first half of a head by the patch's line, in the second one by its column. The pairs of
     a head are ever slower in turns: the first of lines, the first of columns, the second of lines ... Patches lie line
     by line."""
@@ -306,7 +311,7 @@ def build_rope_halves(b: TowerBuild, base: float) -> Rope:
 
 
 def build_mlp(
-    b: TowerBuild, cur: Tensor, first: str, second: str, n_hidden: int, act: Activation, n_out: int = 0
+    b: AnyBuild, cur: Tensor, first: str, second: str, n_hidden: int, act: Activation, n_out: int = 0
 ) -> Tensor:
     """second(act(first(cur))): ne [n_out, n_tokens, n_pictures], n_out being the features' by default."""
     cur = ACTIVATIONS[act](b.linear(first, cur, n_hidden, first))

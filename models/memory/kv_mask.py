@@ -56,8 +56,8 @@ class KVMask:
         self, pos: Ints, seq: Ints, slot: Slot | None, n_kv: int, shared: bool = False, group: Ints | None = None
     ) -> None:
         """Write rows 0 .. n_tokens - 1, columns 0 .. n_kv - 1, for tokens at `pos` of sequences `seq` that were just
-        put into `slot` (None: into another cache). `shared`: some tokens belong to several sequences. `group`: tokens of
-        the same group (-1: of none) also see those of it that follow. Do not read other rows and columns.
+        put into `slot` (None: into another cache). `shared`: some tokens belong to several sequences. `group`: tokens
+        of the same group (-1: of none) also see those of it that follow. Do not read other rows and columns.
 
         When each row's token follows the token that the row had last time, only the new cells are written.
         """

@@ -14,7 +14,7 @@ tower. A Hugging Face folder is turned into the same metadata and tensors (`pygg
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import ModelError, nearest
 
@@ -43,12 +43,12 @@ PAGES = {  # the name of a tower -> the module that describes it
 }
 
 
-def get_tower(name: str) -> Tower:
+def get_tower(name: str) -> Tower[Any]:
     """The tower of that name. Raises ModelError naming those whose names are like it."""
     if name not in PAGES:
         near = ", ".join(nearest(name, PAGES, 5, 0.5)) or "none"
         raise ModelError(
             f"the tower {name!r} (clip.projector_type) is not supported; of the {len(PAGES)} that are, like it: {near}"
         )
-    page: tuple[Tower, ...] = import_module(f".{PAGES[name]}", __name__).TOWERS
+    page: tuple[Tower[Any], ...] = import_module(f".{PAGES[name]}", __name__).TOWERS
     return next(t for t in page if name in t.names)

@@ -114,7 +114,7 @@ def _build_voxtral(b: TowerBuild[SoundHParams]) -> None:
     b.result("features", b.linear("mm.a.mlp.2", cur, hp.n_embd_out, "features"))
 
 
-# -- what the processor gives -----------------------------------------------------------------------------------------
+# -- what the processor gives ----------------------------------------------------------------------------------------
 
 
 def _encode_all(run: TowerRun[SoundHParams], arrays: Arrays) -> Encoded:

@@ -142,7 +142,7 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
     side, n_embd = hp.side, rows.shape[2]
     if rows.shape[1] != side * side:
         raise ShapeError(f"tiles of {rows.shape[1]} features make no square of {side} x {side} patches")
-    grid = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd).transpose(0, 2, 1, 3, 4)
+    grid: Array = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd).transpose(0, 2, 1, 3, 4)
     grid = unpadded(grid.reshape(tiles_h * side, tiles_w * side, n_embd), height, width)
     if hp.most:
         grid = _at_most(grid, hp.most * side * side)
@@ -185,7 +185,8 @@ def _at_most(grid: Array, n: int) -> Array:
         return grid
     of_h = axis_weights(int(h // ratio), h, cubic=False, corners=False)
     of_w = axis_weights(int(w // ratio), w, cubic=False, corners=False)
-    return np.float32(np.einsum("ih,jw,hwc->ijc", of_h, of_w, grid, optimize=True))
+    fewer: Array = np.einsum("ih,jw,hwc->ijc", of_h, of_w, grid, optimize=True)  # pyright: ignore[reportUnknownMemberType]
+    return fewer.astype(np.float32)
 
 
 def _read_paligemma(r: Reader) -> VisionHParams:

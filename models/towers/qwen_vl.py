@@ -121,9 +121,9 @@ def _order(h: int, w: int, merge: int, window: int) -> tuple[Array, list[tuple[i
 def _places(h: int, w: int, merge: int) -> Array:
     """Line and column of each patch, [2, n_patches], square by square."""
     line, column = np.meshgrid(np.arange(h), np.arange(w), indexing="ij")
-    return np.stack(
-        [a.reshape(h // merge, merge, w // merge, merge).transpose(0, 2, 1, 3).reshape(-1) for a in (line, column)]
-    ).astype(np.int32)
+    shape = h // merge, merge, w // merge, merge
+    found: list[Array] = [a.reshape(shape).transpose(0, 2, 1, 3).reshape(-1) for a in (line, column)]
+    return np.stack(found).astype(np.int32)
 
 
 def _of_squares(order: Array, merge: int) -> Array:

@@ -191,6 +191,8 @@ class StagedContext:
         memory = self.memory
         if not isinstance(batch, Batch):
             batch = Batch.prompt(batch, memory.seq_pos_max(0) + 1)
+        if batch.media:
+            raise ModelError("a model in stages takes no pictures and no sounds")
         try:
             taken = memory.take_all(batch, self._n_ubatch)
         except KVCacheFull:

@@ -185,6 +185,8 @@ class Config:
         if not self.knows("partial_rotary_factor"):
             rope.pop("partial_rotary_factor", None)
         rope.setdefault("rope_type", rope.get("type", "default"))
+        if rope["rope_type"] == "mrope":  # Qwen2-VL's first configs; the positions do not change the frequencies
+            rope["rope_type"] = "default"
         self._check_rope(rope)
         return rope
 

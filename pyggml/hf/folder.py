@@ -143,9 +143,10 @@ def _media_keys(c: Config) -> dict[str, Any]:
     """What a text model has to know of the model that it is a part of: which model that is, and which tokens stand for
     a picture and for a sound. Empty for the folder of a text model."""
     found: dict[str, Any] = {}
-    kind = c.outer.get("model_type")
+    whole = c.outer or c.values  # Qwen2-VL's first configs have the keys of the text model among the others
+    kind = whole.get("model_type")
     for media in ("image", "audio"):
-        tokens = (c.outer.get(f"{media}_token_{x}") for x in ("id", "index"))
+        tokens = (whole.get(f"{media}_token_{x}") for x in ("id", "index"))
         token = next((t for t in tokens if type(t) is int and t >= 0), None)
         if isinstance(kind, str) and token is not None:
             found |= {"pyggml.media.family": kind, f"pyggml.media.{media}_token_id": token}

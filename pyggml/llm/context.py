@@ -231,9 +231,8 @@ class LlamaContext(Closeable):
         if isinstance(batch, Batch):
             whole = SBatch(batch, simple_split=not self.memory.equal_seqs)
             whole.check(self.memory)
-            if batch.media or self._drifts():
-                if self.model.hparams.n_pos_per_embd > 1:
-                    whole.turn(self.memory)
+            if self.model.hparams.n_pos_per_embd > 1 and (batch.media or self._drifts()):
+                whole.turn(self.memory)
             self.memory.check_encoded(whole.first, whole.sets)
             if self.pooling != "none":
                 of = members(whole, self.model.hparams.rank_head.pooling if self.pooling == "rank" else self.pooling)

@@ -12,7 +12,6 @@ from pyggml.errors import ModelError, not_sent, whole
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
-from pyggml.media.features import Features
 from pyggml.models import Architecture, get_architecture
 from pyggml.models.hparams import HParams
 from pyggml.models.metadata import Reader
@@ -26,6 +25,7 @@ from .closeable import Closeable
 from .vocab import Vocab
 
 if TYPE_CHECKING:
+    from pyggml.media import Features
     from pyggml.stream.weights import WeightStream
 
 

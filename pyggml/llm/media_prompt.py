@@ -1,22 +1,23 @@
-"""Prompts with pictures and sounds: which rows take the places of which tokens, where these stand, and what they see."""
+"""Prompts with pictures and sounds: which rows take the places of which tokens, where they stand, what they see."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pyggml.errors import BatchError, ModelError
-from pyggml.media import Features
 from pyggml.types import Ints
 
 from .batch import Batch, MediaRow, token_ids
 from .loaded import LoadedModel
+
+if TYPE_CHECKING:
+    from pyggml.media import Features
 
 # The tokens that stand for a row of a picture, and of a sound, in vocabularies of files that do not say it.
 _IMAGE_TOKENS = (
@@ -96,8 +97,8 @@ class PlacedMedia:
 
 
 def _key(digest: bytes, row: int) -> int:
-    h = hashlib.blake2b(digest + row.to_bytes(8, "little"), digest_size=7)
-    return -1 - int.from_bytes(h.digest(), "little")
+    """The number of a row of the picture with this digest."""
+    return -1 - (int.from_bytes(digest, "little") << 32) - row
 
 
 def media_token(model: LoadedModel, media: str = "image") -> int | None:
@@ -122,6 +123,8 @@ def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
     """What the model's tower makes of a picture or sound; Features stay as they are. The last ones are kept with the
     model: each turn of a chat asks for the pictures of all turns before it. Raises ModelError when the model
     has no tower."""
+    from pyggml.media import Features  # who has no pictures does not wait for it
+
     if isinstance(thing, Features):
         return thing
     key = (media, media_key(thing))
@@ -218,9 +221,13 @@ def _turns(grid: tuple[int, int, int]) -> tuple[Ints, Ints]:
 
 def media_key(thing: Any) -> bytes:
     """A digest of a picture or sound: equal for equal bytes."""
-    h = hashlib.blake2b(digest_size=16)
+    from hashlib import blake2b
+
+    from pyggml.media import Features
+
+    h = blake2b(digest_size=16)
     if isinstance(thing, str | os.PathLike):
-        thing = Path(os.fspath(thing)).read_bytes()  # pyright: ignore[reportUnknownArgumentType]
+        thing = Path(os.fspath(cast("str", thing))).read_bytes()
     if isinstance(thing, Features):
         parts: list[Any] = [thing.rows, thing.grid, thing.deepstack]
     elif isinstance(thing, bytes | bytearray | memoryview):

@@ -115,10 +115,11 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
         patches = {"patch_size": hp.patch_size, "merge_size": merge, "temporal_patch_size": 2}
         return {"image_processor_type": kind, "size": size, **patches}
 
-    pinpoints = getattr(hp, "pinpoints", ())
+    pinpoints: tuple[tuple[int, int], ...] = getattr(hp, "pinpoints", ())
+    kind: dict[str, Any]
     if tower.name == "mlp" and pinpoints:
-        kind = {**cropped, "image_processor_type": "LlavaNextImageProcessor"}
-        kind["image_grid_pinpoints"] = [list(pair) for pair in pinpoints]
+        of = {"image_processor_type": "LlavaNextImageProcessor", "image_grid_pinpoints": [list(p) for p in pinpoints]}
+        kind = {**cropped, **of}
     elif tower.name in ("clip", "dinov2", "mlp"):
         kind = cropped if "v.class_embd" in tower.weights else squeezed
     elif tower.name == "gemma3":

@@ -16,6 +16,7 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.models.towers import get_tower
+from pyggml.models.towers.hparams import TowerHParams
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
 from pyggml.models.weights import Weights
 from pyggml.sched import Scheduler
@@ -39,8 +40,8 @@ class LoadedTower:
         if not isinstance(name, str):
             raise ModelError(f"{path}: the key clip.projector_type, which names the tower, is missing or no string")
         try:
-            self.tower: Tower = get_tower(name)
-            self.hparams = self.tower.hparams(kv)
+            self.tower: Tower[Any] = get_tower(name)
+            self.hparams: TowerHParams = self.tower.hparams(kv)
             self.weights = Weights(tensors)
             self.tower.declare(self.hparams, self.weights)
             if self.weights.unused:

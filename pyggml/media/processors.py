@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from .. import limits
 from ..errors import MediaError, one_of, whole
 from . import sizes
-from .picture import open_rgb, picture_name
+from .picture import check_pixels, open_rgb, picture_name
 from .sizes import Size
 from .steps import (
     Floats,
+    Step,
     bfloat16_table,
     centred,
+    cropped,
     extent,
     flat_patches,
     fused_table,
@@ -32,6 +35,7 @@ from .steps import (
     side_by_side,
     squared,
     tiles,
+    unchanged,
     value_table,
     values,
 )
@@ -51,10 +55,11 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
     """A checkpoint's own treatment of pictures.
 
     `config` is the content of `preprocessor_config.json` (or of `processor_config.json`, whose `image_processor` is
-    taken). Fields that it lacks have the library's defaults. Returns a function of one picture (all that
-    `open_picture` takes) that gives arrays by name: `pixel_values` (float32; NumPy shape [n, 3, height, width] or
-    patches) and whatever else tells how it was cut (`image_sizes`, `image_grid_thw`, `rows`, `num_patches` ...; int32).
-    Pictures become RGB whatever `do_convert_rgb` says.
+    taken; Pixtral's `patch_size` and `spatial_merge_size` beside it count). Fields that it lacks have the library's
+    defaults. Returns a function of one picture (all that `open_picture` takes) that gives arrays by name:
+    `pixel_values` (float32; NumPy shape [n, 3, height, width] or patches) and whatever else tells how it was cut
+    (`image_sizes`, `image_grid_thw`, `rows`, `num_patches` ...; int32). Pictures become RGB whatever `do_convert_rgb`
+    says.
 
     Raises MediaError when the kind of processor is unknown or a field has an impossible value; the function raises it,
     with the picture's name, when it cannot be opened or be treated so.
@@ -66,6 +71,8 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
         raise MediaError("the processor's config has no image_processor_type")
     kind = named.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     one_of("image_processor_type", kind, FAMILIES, MediaError)
+    if kind == "PixtralImageProcessor" and config.get("spatial_merge_size"):  # the library asks its Processor first
+        fields = {**fields, **{name: config.get(name) for name in ("patch_size", "spatial_merge_size")}}
     family, defaults = FAMILIES[kind]
     return partial(_processed, family(Settings(kind, fields, defaults)))
 
@@ -91,9 +98,7 @@ class Settings:
         self.kind = kind
         self.fields: dict[str, Any] = {**_COMMON, **defaults}
         self.fields.update({name: value for name, value in fields.items() if value is not None})
-        self.resample = self.number("resample", 0)
-        if self.resample > 5:
-            raise self.wrong("resample", "a filter of Pillow, from 0 to 5")
+        self.resample = self.number("resample", 0, 5)  # the number of a filter in Pillow
 
     def wrong(self, name: str, rule: str) -> MediaError:
         """The error of a field that breaks its rule."""
@@ -103,9 +108,13 @@ class Settings:
         """A field that is true or false (or missing)."""
         return bool(self.fields.get(name))
 
-    def number(self, name: str, least: int = 1) -> int:
+    def number(self, name: str, least: int = 1, most: int = 1 << 40) -> int:
         """A whole number."""
-        return whole(f"{self.kind}: {name}", self.fields.get(name), least, 1 << 40, MediaError)
+        return whole(f"{self.kind}: {name}", self.fields.get(name), least, most, MediaError)
+
+    def tiles(self, name: str) -> int:
+        """A number of tiles, at most `limits.PICTURE_TILES`."""
+        return self.number(name, 1, limits.PICTURE_TILES)
 
     def real(self, name: str) -> float:
         """A number above 0."""
@@ -171,17 +180,17 @@ class Settings:
             raise self.wrong("image_std", "three numbers that are not 0")
         return mean, std
 
-    def to_size(self) -> Callable[[Image], Image]:
+    def to_size(self) -> Step:
         """Resize by `size`, when `do_resize` says so."""
         if not self.flag("do_resize"):
-            return lambda picture: picture
+            return unchanged
         size, resample = self.size("size"), self.resample
         return lambda picture: resized(picture, sizes.sized(extent(picture), size), resample)
 
-    def to_crop(self) -> Callable[[Image], Image]:
+    def to_crop(self) -> Step:
         """Keep the middle, when `do_center_crop` says so."""
         if not self.flag("do_center_crop"):
-            return lambda picture: picture
+            return unchanged
         crop = self.box("crop_size")
         return lambda picture: centred(picture, crop)
 
@@ -206,6 +215,9 @@ def plain(s: Settings) -> Process:
     """CLIP, SigLIP, ViT, DINOv2: resize, keep the middle."""
     to_size, to_crop, table = s.to_size(), s.to_crop(), s.table()
     pad = s.box("pad_size") if s.flag("do_pad") and s.fields.get("pad_size") else None
+
+    if pad is not None:
+        check_pixels(*pad, "pad_size has")
 
     def process(picture: Image) -> Arrays:
         made = values([to_crop(to_size(picture))], table)
@@ -248,7 +260,7 @@ def any_resolution(s: Settings) -> Process:
         canvas = sizes.best_canvas(extent(picture), canvases)
         large = on_canvas(resized(picture, sizes.within(extent(picture), canvas), resample), canvas)
         parts = [resized(picture, small, resample), *tiles(large, (tile, tile))]
-        made = values([to_crop(to_size(part)) for part in parts], table)
+        made = values(parts, table, lambda part: to_crop(to_size(part)))
         return {"pixel_values": made[None], "image_sizes": _ints(extent(picture)), **more}
 
     return process
@@ -268,13 +280,13 @@ def _side(value: Any) -> int:
 def got_ocr2(s: Settings) -> Process:
     """GotOcr2, InternVL, Aya Vision: with `crop_to_patches` tiles of `size` in the grid of the picture's shape, then
     the whole picture at that size (unless there is one tile). `num_patches` counts both."""
-    table, resample, most = s.table(), s.resample, s.number("max_patches")
+    table, resample, most = s.table(), s.resample, s.tiles("max_patches")
     if not s.flag("crop_to_patches") or most == 1:
         to_size = s.to_size()
         one = {"num_patches": _ints(1), "rows": _ints(1), "cols": _ints(1)}
         return lambda picture: {"pixel_values": values([to_size(picture)], table), **one}
     tile = s.box("size")
-    arrangements = sizes.grids(s.number("min_patches"), most)
+    arrangements = sizes.grids(s.tiles("min_patches"), most)
 
     def process(picture: Image) -> Arrays:
         rows, columns = sizes.nearest_grid(extent(picture), tile, arrangements)
@@ -295,22 +307,24 @@ def gemma3(s: Settings) -> Process:
     """Gemma 3: the picture at one size; with `do_pan_and_scan` parts of a long one follow. `num_crops` counts them."""
     to_size, table = s.to_size(), s.table()
     scan = s.flag("do_pan_and_scan")
-    least, most = s.number("pan_and_scan_min_crop_size"), s.number("pan_and_scan_max_num_crops")
+    least, most = s.number("pan_and_scan_min_crop_size"), s.tiles("pan_and_scan_max_num_crops")
     ratio = s.real("pan_and_scan_min_ratio_to_activate")
 
     def process(picture: Image) -> Arrays:
         height, width = extent(picture)
         rows, columns = sizes.pan_and_scan((height, width), least, most, ratio) if scan else (0, 0)
         crops = tiles(picture, (-(-height // rows), -(-width // columns))) if rows else []
-        made = values([to_size(part) for part in (picture, *crops)], table)
+        made = values([picture, *crops], table, to_size)
         return {"pixel_values": made, "num_crops": _ints(len(crops)), "rows": _ints(rows), "cols": _ints(columns)}
 
     return process
 
 
 def pixtral(s: Settings) -> Process:
-    """Pixtral, Mistral 3: within the longest edge, in whole patches. `image_sizes` is the size that results."""
-    to_crop, table, resample, patch = s.to_crop(), s.table(), s.resample, s.box("patch_size")
+    """Pixtral, Mistral 3: within the longest edge, in whole patches (as the tower merges them: `patch_size` times
+    `spatial_merge_size`). `image_sizes` is the size that results."""
+    to_crop, table, resample, merge = s.to_crop(), s.table(), s.resample, s.number("spatial_merge_size")
+    patch = (s.box("patch_size")[0] * merge, s.box("patch_size")[1] * merge)
     size = s.size("size")
     edge = size.get("longest_edge")
     longest = (edge, edge) if edge else s.box("size")
@@ -372,6 +386,7 @@ def qwen2_vl(s: Settings) -> Process:
         if resize:
             picture = resized(picture, sizes.smart(extent(picture), unit, least, most, counted), resample)
         _check_multiple(picture, unit)
+        check_pixels(picture.height * frames, picture.width, "its processor makes of it")
         made = merged_patches(values([picture], table)[0], patch, merge, frames)
         return {
             "pixel_values": made,
@@ -391,7 +406,7 @@ def _check_multiple(picture: Image, unit: int) -> None:
 def llama4(s: Settings) -> Process:
     """LLaMA 4: square tiles on the canvas that suits the picture, which lies at its top left; then the whole picture as
     a tile (unless there is one). `aspect_ratios` is the grid: rows, columns."""
-    table, resample, box, most = s.torch_table(bfloat16_table), s.resample, s.box("size"), s.number("max_patches")
+    table, resample, box, most = s.torch_table(bfloat16_table), s.resample, s.box("size"), s.tiles("max_patches")
     enlarge = s.flag("resize_to_max_canvas")
     if box[0] != box[1]:
         raise s.wrong("size", "a square")
@@ -401,7 +416,7 @@ def llama4(s: Settings) -> Process:
     def process(picture: Image) -> Arrays:
         canvas = sizes.llama4_canvas(extent(picture), box[0], most, enlarge)
         size = sizes.llama4_size(extent(picture), canvas, box[0], enlarge)
-        parts = tiles(resized(picture, size, resample).crop((0, 0, canvas[1], canvas[0])), box)
+        parts = tiles(cropped(resized(picture, size, resample), 0, 0, canvas), box)
         if len(parts) > 1:
             parts.append(resized(picture, box, resample))
         grid = [canvas[0] // box[0], canvas[1] // box[1]]
@@ -417,9 +432,11 @@ def lfm2_vl(s: Settings) -> Process:
     patch, unit = s.number("encoder_patch_size"), s.number("encoder_patch_size") * s.number("downsample_factor")
     least, most = (s.number(name) * unit**2 for name in ("min_image_tokens", "max_image_tokens"))
     split, tile = s.flag("do_image_splitting"), s.number("tile_size")
-    fewest, largest = s.number("min_tiles"), s.number("max_tiles")
+    fewest, largest = s.tiles("min_tiles"), s.tiles("max_tiles")
     if split and fewest > largest:
         raise s.wrong("min_tiles", "at most max_tiles")
+    if tile % patch:
+        raise s.wrong("tile_size", "a multiple of encoder_patch_size")
     arrangements = sizes.grids_of_lfm2(fewest, largest)
     split = split and (fewest, largest) != (1, 1)
     tolerance, thumbnail, pad = s.real("max_pixels_tolerance"), s.flag("use_thumbnail"), s.flag("do_pad")
@@ -442,6 +459,7 @@ def lfm2_vl(s: Settings) -> Process:
             missing = [length - len(patches) for patches in made]
             if min(missing) < 0:
                 raise MediaError(f"it is too narrow: {small[1]} x {small[0]} pixels are more than {length} patches")
+            check_pixels(len(parts) * length * patch, patch, "its processor makes of it")
             found["pixel_attention_mask"] = _ints(*[[1] * (length - n) + [0] * n for n in missing])
             found["spatial_shapes"] = _ints(*[[part.height // patch, part.width // patch] for part in parts])
             made = [np.pad(patches, ((0, n), (0, 0))) for patches, n in zip(made, missing, strict=True)]
@@ -455,7 +473,7 @@ def minicpm_v(s: Settings) -> Process:
     """MiniCPM-V 4.6: the whole picture, then slices of it when it is large; their patches in one line. `grids` is rows
     and columns of slices (0, 0 when there are none), `target_sizes` the lines and columns of patches of each."""
     table, resample, resize = s.table(), s.resample, s.flag("do_resize")
-    most, edge, patch = s.number("max_slice_nums"), s.number("scale_resolution"), s.number("patch_size")
+    most, edge, patch = s.tiles("max_slice_nums"), s.number("scale_resolution"), s.number("patch_size")
     unit = patch * (2 if s.fields.get("downsample_mode") == "4x" else 4)
     cut = s.flag("slice_mode")
 
@@ -529,7 +547,10 @@ FAMILIES: dict[str, tuple[Callable[[Settings], Process], dict[str, Any]]] = {
             "pan_and_scan_min_ratio_to_activate": 1.2,
         },
     ),
-    "PixtralImageProcessor": (pixtral, {"size": {"longest_edge": 1024}, "patch_size": _square(16)}),
+    "PixtralImageProcessor": (
+        pixtral,
+        {"size": {"longest_edge": 1024}, "patch_size": _square(16), "spatial_merge_size": 1},
+    ),
     "Idefics3ImageProcessor": (idefics3, _SPLIT),
     "SmolVLMImageProcessor": (idefics3, _SPLIT),
     "Qwen2VLImageProcessor": (

@@ -131,26 +131,24 @@ def nearest_grid(size: Size, tile: Size, grids: Iterable[Size]) -> Size:
 
 def grids(least: int, most: int) -> list[Size]:
     """All grids of `least` to `most` tiles, by number of tiles, then by columns."""
-    found = [
-        (rows, columns)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if least <= columns * rows <= most
-    ]
-    return sorted(found, key=lambda grid: grid[0] * grid[1])
+    return sorted(_grids(least, most), key=lambda grid: grid[0] * grid[1])
 
 
 def grids_of_lfm2(least: int, most: int) -> list[Size]:
-    """As `grids`, in the order in which Python keeps a set of (columns, rows): the library's, and of grids that are
-    equally near to the picture's shape the order decides."""
-    found = {
-        (columns, rows)
-        for n in range(least, most + 1)
-        for columns in range(1, n + 1)
-        for rows in range(1, n + 1)
-        if least <= columns * rows <= most
-    }
-    return [(rows, columns) for columns, rows in sorted(found, key=lambda grid: grid[0] * grid[1])]
+    """As `grids`; those with one number of tiles are in the order in which Python keeps a set of (columns, rows). It is
+    the library's, and of grids that are equally near to the picture's shape the order decides."""
+    added = [(columns, rows) for rows, columns in _grids(least, most)]
+    added.sort(key=lambda grid: (max(least, *grid), grid))
+    return [(rows, columns) for columns, rows in sorted(set(added), key=lambda grid: grid[0] * grid[1])]
+
+
+def _grids(least: int, most: int) -> list[Size]:
+    return [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if columns * rows >= least
+    ]
 
 
 def longest_edge(size: Size, edge: int, limit: int = 4096) -> Size:

@@ -6,12 +6,13 @@ does, and crops and pads without a detour over arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import limits
 from ..errors import MediaError
 from .picture import check_pixels, pillow
 from .sizes import Size
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Step: TypeAlias = "Callable[[Image], Image]"
 
 
 def resized(picture: Image, size: Size, resample: int) -> Image:
@@ -34,17 +36,20 @@ def extent(picture: Image) -> Size:
     return picture.height, picture.width
 
 
-def centred(picture: Image, size: Size) -> Image:
-    """The middle of the picture at this size; what lies beyond its edges is black. An odd pixel is cut or added above
-    and at the left."""
-    top, left = (picture.height - size[0]) // 2, (picture.width - size[1]) // 2
+def cropped(picture: Image, top: int, left: int, size: Size) -> Image:
+    """A part of the picture at this place; what lies beyond its edges is black."""
+    check_pixels(*size, "its processor makes it")
     return picture.crop((left, top, left + size[1], top + size[0]))
+
+
+def centred(picture: Image, size: Size) -> Image:
+    """The middle of the picture at this size. An odd pixel is cut or added above and at the left."""
+    return cropped(picture, (picture.height - size[0]) // 2, (picture.width - size[1]) // 2, size)
 
 
 def on_canvas(picture: Image, size: Size) -> Image:
     """The picture in the middle of a black canvas that is larger. An odd pixel is added below and at the right."""
-    top, left = (size[0] - picture.height) // 2, (size[1] - picture.width) // 2
-    return picture.crop((-left, -top, size[1] - left, size[0] - top))
+    return cropped(picture, -((size[0] - picture.height) // 2), -((size[1] - picture.width) // 2), size)
 
 
 def squared(picture: Image, colour: Sequence[int]) -> Image:
@@ -57,7 +62,13 @@ def squared(picture: Image, colour: Sequence[int]) -> Image:
 
 
 def tiles(picture: Image, tile: Size) -> list[Image]:
-    """The picture cut into tiles of this size, line by line. Those at the right and the bottom may be smaller."""
+    """The picture cut into tiles of this size, line by line. Those at the right and the bottom may be smaller. Raises
+    MediaError for more than `limits.PICTURE_TILES`."""
+    n = -(-picture.height // tile[0]) * -(-picture.width // tile[1])
+    if n > limits.PICTURE_TILES:
+        raise MediaError(
+            f"its processor cuts it into {n} tiles, more than pyggml.limits.PICTURE_TILES ({limits.PICTURE_TILES})"
+        )
     return [
         picture.crop((x, y, min(x + tile[1], picture.width), min(y + tile[0], picture.height)))
         for y in range(0, picture.height, tile[0])
@@ -65,13 +76,21 @@ def tiles(picture: Image, tile: Size) -> list[Image]:
     ]
 
 
-def values(pictures: Sequence[Image], table: Floats) -> Floats:
-    """Numbers of pictures of one size: float32 [n, 3, height, width]. `table` [3, 256] has the number for each channel
-    and pixel value."""
-    if any(picture.size != pictures[0].size for picture in pictures):
-        raise MediaError("its processor cuts it into tiles of several sizes")
-    made = np.empty((len(pictures), 3, *extent(pictures[0])), np.float32)
-    for picture, planes in zip(pictures, made, strict=True):
+def unchanged(picture: Image) -> Image:
+    """The step of a processor that leaves a picture as it is."""
+    return picture
+
+
+def values(parts: Sequence[Image], table: Floats, step: Step = unchanged) -> Floats:
+    """Numbers of pictures that have one size after `step`: float32 [n, 3, height, width]. `table` [3, 256] has the
+    number for each channel and pixel value."""
+    first = step(parts[0])
+    check_pixels(len(parts) * first.height, first.width, "its processor makes of it")
+    made = np.empty((len(parts), 3, first.height, first.width), np.float32)
+    for i, planes in enumerate(made):
+        picture = step(parts[i]) if i else first
+        if picture.size != first.size:
+            raise MediaError("its processor cuts it into tiles of several sizes")
         pixels = np.asarray(picture)
         for channel in range(3):
             np.take(table[channel], pixels[:, :, channel], out=planes[channel], mode="clip")

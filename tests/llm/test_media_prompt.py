@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,26 @@ def test_paligemma_sees_its_whole_prompt(golden: Any) -> None:
             ctx.decode(gg.MediaPrompt(ids, images=[f], token_types=[0, 0]))
 
 
+def test_a_config_of_one_piece(golden: Any, tmp_path: Path) -> None:
+    """Qwen2-VL's first configs have no part for the text model, and another name for its rope."""
+    config = json.loads((MM / "qwen2-vl" / "config.json").read_bytes())
+    config = {**config.pop("text_config"), **config}
+    sections = config.pop("rope_parameters")["mrope_section"]
+    config |= {"rope_scaling": {"type": "mrope", "mrope_section": sections}, "rope_theta": 10000.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(MM / "qwen2-vl" / "model.safetensors")
+    with gg.load_model(tmp_path, repack=False).new_context(256, **F32) as ctx:
+        ctx.decode(
+            gg.MediaPrompt(ids_of(golden, "qwen2-vl", 0), images=[features(golden, "qwen2-vl", 0)]), logits="all"
+        )
+        assert nmse(ctx.logits, golden["qwen2-vl/0/logits"]) < 1e-8
+
+
 def test_bad_prompts(golden: Any) -> None:
     model, ids, f = load("gemma3"), ids_of(golden, "gemma3", 0), features(golden, "gemma3", 0)
     with model.new_context(256, n_ubatch=3) as ctx:
         for prompt, error in (
-            (gg.MediaPrompt(ids[:-1] + [500], images=[f]), r"5 placeholders \(token 500\) for 4 rows of 1 pictures"),
+            (gg.MediaPrompt([*ids[:-1], 500], images=[f]), r"5 placeholders \(token 500\) for 4 rows of 1 pictures"),
             (gg.MediaPrompt([1, 2], images=[f]), r"0 placeholders \(token 500\) for 4 rows of 1 pictures"),
             (gg.MediaPrompt(ids), r"4 placeholders \(token 500\) for 0 rows of 0 pictures"),
             (gg.MediaPrompt(ids, images=[Features(f.rows[:, :32])]), r"shape \[4, 32\], but n_embd is 64"),

@@ -12,6 +12,7 @@ import pytest
 
 from pyggml import MediaError
 from pyggml.media import picture_processor
+from pyggml.media.sizes import grids_of_lfm2
 
 from .library import FILE, cases, checksums, picture
 
@@ -113,7 +114,7 @@ def test_names() -> None:
         ("CLIP", {"image_mean": [0.5]}, "image_mean must be three numbers"),
         ("CLIP", {"image_mean": float("nan")}, "image_mean must be three numbers"),
         ("CLIP", {"rescale_factor": "1"}, "rescale_factor must be a number above 0"),
-        ("CLIP", {"resample": 6}, "resample must be a filter of Pillow"),
+        ("CLIP", {"resample": 6}, "resample must be a whole number from 0 to 5"),
         ("Qwen2VL", {"patch_size": 0}, "patch_size must be a whole number"),
         ("Qwen2VL", {"size": {"height": 4, "width": 4}}, "size must be a size with shortest_edge and longest_edge"),
         ("Idefics3", {"max_image_size": {"height": 4, "width": 4}}, "must be a size with longest_edge"),
@@ -122,6 +123,9 @@ def test_names() -> None:
         ("LlavaNext", {"image_grid_pinpoints": [[0, 2]]}, "a side of image_grid_pinpoints"),
         ("Llama4", {"size": {"height": 4, "width": 5}}, "size must be a square"),
         ("Llama4", {"do_resize": False}, "do_resize must be true"),
+        ("Lfm2Vl", {"tile_size": 500}, "tile_size must be a multiple of encoder_patch_size"),
+        ("GotOcr2", {"max_patches": 1 << 30}, "max_patches must be a whole number from 1 to 1024"),
+        ("ViT", {"do_pad": True, "pad_size": 1 << 20}, "pad_size has 1048576 x 1048576 pixels, more than"),
         ("Lfm2Vl", {"min_tiles": 11}, "min_tiles must be at most max_tiles"),
     ],
 )
@@ -149,3 +153,48 @@ def test_pictures_that_do_not_fit() -> None:
         processor("LlavaNext", do_resize=False, do_center_crop=False, image_grid_pinpoints=[[300, 300]])(
             np.zeros((5, 5, 3), np.uint8)
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("CLIP", {"size": 1 << 30}, "it 1610612736 x 1073741824 pixels"),
+        ("CLIP", {"crop_size": 1 << 30}, "it 1073741824 x 1073741824 pixels"),
+        ("LlavaNext", {"image_grid_pinpoints": [[1 << 20, 1 << 20]]}, "pixels, more than"),
+        ("LlavaNext", {"crop_size": 1}, "cuts it into .* tiles, more than pyggml.limits.PICTURE_TILES"),
+        ("LlavaNext", {"size": 3000, "crop_size": 64, "do_center_crop": False}, "makes of it 3000 x .* pixels"),
+        ("Idefics3", {"max_image_size": {"longest_edge": 1}}, "cuts it into .* tiles"),
+        ("Llama4", {"size": 1 << 20}, "pixels, more than"),
+        ("Qwen2VL", {"temporal_patch_size": 1 << 20}, "makes of it .* pixels, more than"),
+        ("Lfm2Vl", {"max_image_tokens": 1 << 30}, "makes of it .* pixels, more than"),
+        ("MiniCPMV4_6", {"scale_resolution": 1 << 20}, "pixels, more than"),
+    ],
+)
+def test_configs_that_ask_for_too_much(kind: str, fields: dict[str, Any], message: str) -> None:
+    """A config from a stranger takes no gigabytes: it is refused before anything so large is made."""
+    with pytest.raises(MediaError, match=f"array of uint8 .*{message}"):
+        processor(kind, **fields)(np.zeros((40, 60, 3), np.uint8))
+
+
+def test_mistral3() -> None:
+    """Sides are multiples of the patches that the tower merges, when processor_config.json says how many it merges."""
+    image = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 98}, "patch_size": 16}
+    for config in (
+        {**image, "patch_size": 14, "spatial_merge_size": 2},
+        {"image_processor": image, "patch_size": 14, "spatial_merge_size": 2},
+    ):
+        assert picture_processor(config)(picture((333, 217)))["image_sizes"].tolist() == [[112, 84]]
+
+
+def test_grids_of_lfm2() -> None:
+    """The library's own way to its list, with each grid added again and again."""
+    for least, most in ((2, 10), (1, 1), (1, 6), (3, 17), (4, 9)):
+        many = (
+            (w, h)
+            for n in range(least, most + 1)
+            for w in range(1, n + 1)
+            for h in range(1, n + 1)
+            if least <= w * h <= most
+        )
+        want = sorted(set(many), key=lambda grid: grid[0] * grid[1])
+        assert [(columns, rows) for rows, columns in grids_of_lfm2(least, most)] == want

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from ..config import Config
 from ..family import Family, Key, Of
@@ -40,7 +41,7 @@ def _cohere2_scale(c: Config) -> float:
 
 def _n_deepstack(c: Config) -> int | None:
     """How many layers get additions from the tower (a key that llama.cpp reads, too)."""
-    vision = c.outer.get("vision_config") or {}
+    vision = cast("dict[str, list[int]]", c.outer.get("vision_config") or {})
     return len(vision.get("deepstack_visual_indexes", [8, 16, 24])) if c.outer else None
 
 

@@ -6,6 +6,7 @@ A page has FAMILIES, records of type `TowerFamily`. To add one, write it there a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -45,10 +46,10 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
     own = raw[found[0].part].get("model_type") if found[0].part else None
     if kinds and own not in kinds:
         raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
-    return kinds[own] if kinds else found[0]
+    return kinds[str(own)] if kinds else found[0]
 
 
-def is_tower(folder: str | Path) -> bool:
+def is_tower(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder is a tower alone, without a decoder."""
     family = tower_family(read_object(Path(folder) / "config.json"))
     return family is not None and family.alone

@@ -516,10 +516,10 @@ def read_prompt(model: LoadedModel, prompt: Prompt) -> tuple[list[int], PlacedMe
     token ids, a `MediaPrompt`, or the messages of a chat. Raises as `ids_of`, and what the towers raise."""
     if isinstance(prompt, MediaPrompt):
         return ids_of(model, prompt.ids), prompt.placed(model), ()
-    if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], Mapping):
         from .media_chat import read_messages
 
-        ids_of(model, "")  # refuses an encoder
+        ids_of(model, ())  # refuses an encoder
         return read_messages(model, cast("Sequence[Mapping[str, Any]]", prompt))
     return ids_of(model, cast("str | Sequence[int]", prompt)), None, ()
 

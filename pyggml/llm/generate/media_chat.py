@@ -66,8 +66,9 @@ def _parted(message: Mapping[str, Any], things: list[tuple[str, Any]]) -> Mappin
     if not isinstance(content, (list, tuple)):
         return message
     parts: list[Mapping[str, Any]] = []
-    for part in cast("Sequence[Any]", content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
+    for given in cast("Sequence[Any]", content):
+        part = cast("Mapping[str, Any]", given if isinstance(given, Mapping) else {})
+        kind = part.get("type")
         if kind in ("image", "audio"):
             if kind not in part:
                 raise BatchError(f"a part of type {kind!r} has no {kind!r}")
@@ -76,7 +77,7 @@ def _parted(message: Mapping[str, Any], things: list[tuple[str, Any]]) -> Mappin
         elif kind == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
         else:
-            raise BatchError(f"a part of a message is a text, an image or an audio with its type, not {part!r:.60}")
+            raise BatchError(f"a part of a message is a text, an image or an audio with its type, not {given!r:.60}")
     return {**message, "content": parts}
 
 
@@ -207,5 +208,6 @@ _WRAPS: Mapping[str, Wrap] = {
 def _paligemma(model: LoadedModel, messages: Sequence[Mapping[str, Any]], wraps: Mapping[str, Sequence[str]]) -> str:
     """PaliGemma has no chat: the pictures, then the token that begins texts, the text, and the end of its line."""
     bos = "" if model.vocab.bos is None else model.vocab.text(model.vocab.bos)
-    said = "".join(str(_flat(m, {"image": ""}).get("content") or "").lstrip("\n") for m in messages)
-    return "".join(wraps["image"]) + bos + said + "\n"
+    contents = [m.get("content") or "" for m in messages]
+    texts = [c if isinstance(c, str) else "".join(part.get("text", "") for part in c) for c in contents]
+    return "".join(wraps["image"]) + bos + "".join(texts) + "\n"

@@ -149,8 +149,8 @@ def test_a_prefix_is_shared_when_its_pictures_are_equal(golden: Any) -> None:
             "gemma3",
             {"num_crops": [2]},
             3,
-            "Here is the original image \n\n<start_of_image>P<end_of_image>\n\n and here are some crops to help you see "
-            "better \n\n<start_of_image>P<end_of_image>\n\n \n\n<start_of_image>P<end_of_image>\n\n",
+            "Here is the original image \n\n<start_of_image>P<end_of_image>\n\n and here are some crops to help you "
+            "see better \n\n<start_of_image>P<end_of_image>\n\n \n\n<start_of_image>P<end_of_image>\n\n",
         ),
         (
             "idefics3",
