@@ -79,7 +79,7 @@ def sound_features(self: LoadedModel, sound: Sound, rate: int | None = None, n_t
 
 
 def heard(sound: Sound, rate: int | None) -> Floats:
-    """The samples of a sound, see `read_sound`. Those of an array are 16,000 in a second, unless `rate` says another."""
+    """The samples of a sound, see `read_sound`. Those of an array are 16,000 in a second, or `rate`."""
     in_file = isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview))
     return read_sound(sound, RATE if rate is None and not in_file else rate)
 
