@@ -418,28 +418,31 @@ PG_INLINE floats quartet_of(int f16, lanes x) {
   return (floats)((lanes)((floats)mag * 0x1p112f) | special | (x & 0x80000000));
 }
 
-// The step of a block of any numbers: NaN when one of them is NaN or infinite, 0 when all are below 1e-30.
-static float step_of_any(const float *x) {
-  float max = 0, squares = 0;
-  for (int i = 0; i < OF_BLOCK && max == max; i++)
-    if (!(fabsf(x[i]) <= max)) max = fabsf(x[i]);
-  if (!(max < INFINITY)) return NAN;
-  if (max < 1e-30f) return 0;
-  for (int i = 0; i < OF_BLOCK; i++) squares += x[i] / max * (x[i] / max); // which neither overflow nor vanish
-  return PG_MAX(sqrtf(squares) * (max / R16_W_NORM), max / R16_W_MAX);
-}
-
-// The step of a block, as bf16. *inv: what its numbers are multiplied with to become words. The norm is enough when no
-// number has most of it.
+// The step of a block, as bf16. *inv: what its numbers are multiplied with to become words. A block with NaN or an
+// infinity has a step that is NaN; when all numbers are below 1e-30, they count as 0.
 PG_INLINE uint16_t step_of(const floats *restrict v, float *inv) {
-  floats sum = {0}; // four sums of squares, upper bounds of the squares in them
-  for (int i = 0; i < QUARTETS; i++) sum += v[i] * v[i];
-  const float all = sum[0] + sum[1] + sum[2] + sum[3];
-  const float most = PG_MAX(PG_MAX(sum[0], sum[1]), PG_MAX(sum[2], sum[3]));
-  const int usual = all > 1e-28f && all < 1e30f && most < 0.5f * all;
-  const float step = usual ? sqrtf(all) * (1.0f / R16_W_NORM) : step_of_any((const float *)v);
+  lanes top = {0};
+  for (int i = 0; i < QUARTETS; i++) {
+    const lanes mag = (lanes)v[i] & 0x7fffffff, more = (lanes)((signs)mag > (signs)top);
+    top = (mag & more) | (top & ~more);
+  }
+  float max = 0;
+  EACH_LANE(i) {
+    const floats of = (floats)top;
+    if (!(of[i] <= max)) max = of[i];
+    if (max != max) break;
+  }
   *inv = 0;
-  if (!(step > 0)) return step == 0 ? 0 : 0x7fc0;
+  if (!(max < INFINITY)) return 0x7fc0;
+  if (max < 1e-30f) return 0;
+  const float size = max > 1e-15f && max < 1e15f ? 1.0f : max, unit = 1.0f / size; // squares may overflow or vanish
+  floats squares = {0};
+  for (int i = 0; i < QUARTETS; i++) {
+    const floats x = v[i] * unit;
+    squares += x * x;
+  }
+  const float norm = sqrtf(squares[0] + squares[1] + squares[2] + squares[3]);
+  const float step = PG_MAX(norm * (size / R16_W_NORM), max / R16_W_MAX);
   uint32_t bits;
   memcpy(&bits, &step, sizeof bits);
   bits = (bits + 0xffff) & 0xffff0000; // upwards
