@@ -186,9 +186,9 @@ int pg_quantize(int level, int64_t type, const float *src, const float *weights,
                 int64_t row_bytes);
 
 // Repack weights for the CPU, 16 rows at a time (products/r16/r16.h). pg_r16_bytes gives the bytes of a matrix with m
-// rows of k elements; 0 for a type, or a k, that cannot be repacked. The others pack groups first .. last - 1 of 16
-// rows, from rows of row_bytes each, and unpack them; several threads may do some groups each. PG_E_TYPE: the type
-// cannot be unpacked, whatever the range is.
+// rows of k elements; 0 for a type that cannot be repacked. The others pack groups first .. last - 1 of 16 rows, from
+// rows of row_bytes each, and unpack them; several threads may do some groups each. PG_E_TYPE: the type cannot be
+// unpacked, whatever the range is.
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m);
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last);

@@ -6,6 +6,7 @@ import pytest
 from pyggml.tools.measure import borders
 
 from pyggml.backends.cpu import isa_levels
+from pyggml.backends.cpu.products import ROUND_BEYOND
 from pyggml.dtypes import DType
 
 
@@ -17,3 +18,8 @@ def test_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_falls() -> None:
     assert borders.falls({1: 10.0, 2: 10.4, 3: 10.6, 4: 5.0, 5: 10.0}) == {3: 1 - 10 / 10.6, 5: 0.5}
+
+
+def test_floats_are_converted_beyond_a_border() -> None:
+    for borders_of in ROUND_BEYOND.values():
+        assert "generic" not in borders_of and all(n > 8 for n in borders_of.values())

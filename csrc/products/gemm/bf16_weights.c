@@ -50,13 +50,13 @@ PG_INLINE void put_units(r16_format f, const uint8_t *group, int n, uint16_t *to
 
 #define X(name, ...)                                                                                                   \
   static void put_##name(const uint8_t *group, int n, uint16_t *to) { put_units(r16_##name, group, n, to); }
-R16_BLOCKS(X)
+R16_FORMATS(X)
 #undef X
 
 typedef void (*put_fn)(const uint8_t *group, int n, uint16_t *to);
 
 #define X(name, ...) [PG_##name] = put_##name,
-static const put_fn put_of[] = {R16_BLOCKS(X)};
+static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
 // 32 elements of a row, in the order of pairs.

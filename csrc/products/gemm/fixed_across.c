@@ -35,9 +35,6 @@ PG_INLINE vi pair_of(vf a, vf b) {
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
 #endif
 
-// The first or second word of each lane.
-PG_INLINE vi word_of(vi q, int i) { return (vi)((signed_rows)(i ? (rows)q : (rows)q << 16) >> 16); }
-
 // n units of a group of 16 repacked rows, as f32; rows lie R16_ROW apart.
 PG_INLINE void unpack(r16_format f, const uint8_t *group, int64_t n, float *to) {
   const int halves = r16_halves(f), block_bytes = r16_block_bytes(f);
@@ -50,15 +47,6 @@ PG_INLINE void unpack(r16_format f, const uint8_t *group, int64_t n, float *to) 
       for (int h = 0; h < halves; h++) {
         l[h] = r16_line_of(f, head, unit + r16_lines(f) * R16_LINE, part, h);
         l[h].shift = vf_fma(l[h].scale, vf_set1((float)-f.offset), l[h].shift);
-      }
-      if (f.codes == R16_WORDS) {
-        _Pragma("GCC unroll 16") for (int i = 0; i < R16_PAIRS; i++) { // elements 0 and 2, or 1 and 3, of a quartet
-          const vi q = vi_load(unit + i * R16_LINE + part * VF_N * 4);
-          float(*to)[R16_ROWS] = w + i / 2 * 4 + i % 2;
-          vf_store(to[0] + part * VF_N, vf_mul(vf_of_vi(word_of(q, 0)), l[0].scale));
-          vf_store(to[2] + part * VF_N, vf_mul(vf_of_vi(word_of(q, 1)), l[0].scale));
-        }
-        continue;
       }
       _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
         const int h = halves == 2 ? p / 4 : 0;

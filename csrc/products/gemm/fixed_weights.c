@@ -20,7 +20,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
   for (int u = 0; u < n; u++, to += R16_UNIT / 2) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
-    const r16_head h = r16_head_of(f, head_bytes ? r16_d(f, block + part * VF_N * 2) : vf_set1(1.0f),
+    const r16_head h = r16_head_of(f, head_bytes ? vf_load_f16(block + part * VF_N * 2) : vf_set1(1.0f),
                                    head_bytes == 64 ? vf_load_f16(block + 32 + part * VF_N * 2) : vf_zero());
     const r16_unit_scales w = r16_scales_of(f, h, unit + r16_lines(f) * R16_LINE + part * VF_N);
     for (int i = 0; i < halves; i++) {
@@ -28,11 +28,6 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
       if (!r16_sums_units(f)) vf_store(*scale++, w.scale[i]);
     }
     if (r16_sums_units(f) && u % sum_units == 0) vf_store(*scale++, h.d);
-    if (f.codes == R16_WORDS) {
-      const uint8_t *line = unit + part * VF_N * 4;
-      _Pragma("GCC unroll 16") for (int i = 0; i < R16_PAIRS; i++) store(to[i][0], vi_load(line + i * R16_LINE));
-      continue;
-    }
     const vi whole[2] = {vi_twice_16(w.whole[0]), vi_twice_16(w.whole[1])};
     _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
       const vi q = r16_quartet(f, unit, part, p);
@@ -64,13 +59,21 @@ static const put_fn put_of[] = {R16_FORMATS(X)};
 static r16_fetch fetch_after(const r16_product *p, int64_t tile, int64_t strip) {
   const int64_t next = (strip + 1) * r16_strip(p), k = next < p->k ? next : 0, n = PG_MIN(r16_strip(p), p->k - k);
   const int64_t t = k ? tile : tile + R16_TILES;
+  if (r16_of_floats(p)) { // of two neighbouring lines, the CPU fetches the second by itself
+    const int64_t run = n > 64 ? 2 : 0;
+    return (r16_fetch){(const char *)p->w + t * TILE_ROWS * p->row_bytes + k * 2, 128, run, p->row_bytes - run * 128};
+  }
   const char *at = (const char *)r16_group_at(p, t * TILE_GROUPS, k, n, NULL);
   const int64_t run = (n / (R16_UNIT * p->f.units) * r16_block_bytes(p->f) + 127) / 128 * 2;
   return (r16_fetch){at, 64, run, r16_group_bytes(p->f, p->k) - run * 64};
 }
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  panel->next = p->row_bytes ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
+  panel->next = p->row_bytes && !r16_of_floats(p) ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
+  if (r16_of_floats(p)) {
+    PG_FN(r16_put_panel_of_floats)(panel, p, tile, strip);
+    return;
+  }
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int n = (int)(nk / R16_UNIT);
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);

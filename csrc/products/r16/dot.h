@@ -37,8 +37,8 @@ PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
   return _mm512_slli_epi32(_mm512_set1_epi32(x->less[r16_halves(f) == 1 ? 2 : h]), __builtin_ctz(f.offset));
 }
 
-// sum + a times 4 bytes, or 2 words, in all lanes. In assembly, because a compiler would load them with an instruction
-// of their own, and there is no time for twice as many instructions.
+// sum + a times 4 bytes in all lanes. In assembly, because a compiler would load the bytes with an instruction of their
+// own, and there is no time for twice as many instructions.
 PG_INLINE vi add_dot(vi sum, vi a, const int8_t *b) {
 #if defined(PG_EMULATE)
   int32_t v;
@@ -48,26 +48,6 @@ PG_INLINE vi add_dot(vi sum, vi a, const int8_t *b) {
   __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*(const int8_t(*)[4])b));
   return sum;
 #endif
-}
-PG_INLINE vi add_dot_16(vi sum, vi a, const int16_t *b) {
-#if defined(PG_EMULATE)
-  int32_t v;
-  memcpy(&v, b, sizeof v);
-  return _mm512_dpwssd_epi32(sum, a, _mm512_set1_epi32(v));
-#else
-  __asm__("vpdpwssd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*(const int16_t(*)[2])b));
-  return sum;
-#endif
-}
-
-PG_INLINE void dot_16(int nc, const uint8_t *unit, blocks x, dots *t) {
-  vi sum[NC][2]; // two chains for each column: one would wait for itself
-  EACH(nc, c) sum[c][0] = sum[c][1] = _mm512_setzero_si512();
-  _Pragma("GCC unroll 16") for (int i = 0; i < R16_PAIRS; i++) {
-    const vi w = vi_load(unit + i * R16_LINE);
-    EACH(nc, c) sum[c][i % 2] = add_dot_16(sum[c][i % 2], w, x[c]->q + 2 * i);
-  }
-  EACH(nc, c) t[c][0][0] = _mm512_add_epi32(sum[c][0], sum[c][1]);
 }
 
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
@@ -164,21 +144,6 @@ PG_INLINE void dot_planes(r16_format f, int nc, quartet_fn quartet, const void *
       }
     }
   }
-}
-
-// The same of words as they lie.
-PG_INLINE void dot_16(int nc, const uint8_t *unit, blocks x, dots *t) {
-  vi sum[NC][PARTS];
-  EACH(nc, c) EACH(PARTS, i) sum[c][i] = _mm256_setzero_si256();
-  _Pragma("GCC unroll 16") for (int p = 0; p < R16_PAIRS; p++) {
-    const uint8_t *line = unit + p * R16_LINE;
-    const vi w[PARTS] = {vi_load(line), vi_load(line + R16_LINE / 2)};
-    EACH(nc, c) {
-      const vi b = x_at(x[c]->q + 2 * p);
-      EACH(PARTS, i) sum[c][i] = add_dot(sum[c][i], w[i], b);
-    }
-  }
-  EACH(nc, c) EACH(PARTS, i) t[c][i][0] = sum[c][i];
 }
 
 // Multiply codes as words, several parts at once: codes are unpacked once for NC columns, and an integer is loaded once

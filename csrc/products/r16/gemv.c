@@ -22,9 +22,7 @@ PG_INLINE void prefetch(int nc, const uint8_t *p, int bytes) {
 }
 
 PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t) {
-  if (f.codes == R16_WORDS) {
-    dot_16(nc, unit, x, t);
-  } else if (nc == 1 && f.codes == R16_BYTES) { // memory is the limit: the first part prefetches all lines early
+  if (nc == 1 && f.codes == R16_BYTES) { // memory is the limit: the first part prefetches all lines early
     EACH(PARTS, i) dot_parts(f, nc, r16_quartet, unit, i, 1, x, t);
   } else {
     dot_parts(f, nc, r16_quartet, unit, 0, PARTS, x, t);
@@ -34,7 +32,7 @@ PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t)
 // d and m of a block, for the rows of a part.
 PG_INLINE r16_head head_of(r16_format f, const uint8_t *w, int part) {
   const int head = r16_head_bytes(f);
-  return r16_head_of(f, head ? r16_d(f, w + part * VF_N * 2) : vf_set1(1.0f),
+  return r16_head_of(f, head ? vf_load_f16(w + part * VF_N * 2) : vf_set1(1.0f),
                      head == 64 ? vf_load_f16(w + 32 + part * VF_N * 2) : vf_zero());
 }
 

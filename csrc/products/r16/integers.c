@@ -4,16 +4,9 @@
 #include "simd/rms.h"
 #include "simd/rows.h"
 
-// Put one half of a block; returns its sum.
 #if VF_N == 16
-PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv, int words) {
+PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   const __m512i q = _mm512_cvtps_epi32(vf_mul(vf_load(v), inv));
-  if (words) {
-    const __m256i order =
-        _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
-    _mm256_storeu_si256((__m256i *)(x->q + half * 16), _mm256_shuffle_epi8(_mm512_cvtepi32_epi16(q), order));
-    return 0; // words have no offset, and no shift
-  }
   const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(q, _mm512_set1_epi32(128)), 8);
   const __m512i lo = _mm512_sub_epi32(q, _mm512_slli_epi32(hi, 8));
   _mm_storeu_si128((__m128i *)(x->hi + half * 16), _mm512_cvtepi32_epi8(hi));
@@ -21,7 +14,7 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv, int words) {
   return _mm512_reduce_add_epi32(q);
 }
 #else
-PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv, int words) {
+PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   const __m256i a = _mm256_cvtps_epi32(vf_mul(vf_load(v), inv)), b = _mm256_cvtps_epi32(vf_mul(vf_load(v + 8), inv));
   const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
   const __m256i order = _mm256_set_epi8(15, 14, 11, 10, 13, 12, 9, 8, 7, 6, 3, 2, 5, 4, 1, 0, 15, 14, 11, 10, 13, 12, 9,
@@ -39,9 +32,9 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv, int words) {
 }
 #endif
 
-PG_INLINE void put_block(r16_x *x, const float *v, r16_step step, int words) {
+PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
   const vf inv = vf_set1(step.inv);
-  const int32_t first = put16(x, 0, v, inv, words), second = put16(x, 1, v + 16, inv, words),
+  const int32_t first = put16(x, 0, v, inv), second = put16(x, 1, v + 16, inv),
                 sums[] = {first, second, first + second};
   x->d = step.d;
   for (int i = 0; i < 3; i++) {
@@ -50,12 +43,12 @@ PG_INLINE void put_block(r16_x *x, const float *v, r16_step step, int words) {
   }
 }
 
-// Convert a run of n elements or fewer. `words`: for a product of words.
-static void put_run(r16_x *x, const float *v, int64_t n, int words) {
+// Convert a run of n elements or fewer.
+static void put_run(r16_x *x, const float *v, int64_t n) {
   const r16_step step = r16_step_of(v, n);
   static const float zeros[R16_RUN];
   if (step.d != step.d) v = zeros; // NaN has no integers
-  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step, words);
+  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step);
 }
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
@@ -76,6 +69,6 @@ void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
       if (i == r.first || first == 0) scale = pg_rms_scale((const float *)column, k, p->eps);
       pg_scale_mul(run, run, scale, p->norm + first, n);
     }
-    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n, p->f.codes == R16_WORDS);
+    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n);
   }
 }

@@ -1,7 +1,6 @@
 // Repack stored rows as R16 (r16.h), and unpack them. Each format has a function TAKE, which unpacks a unit of 32
 // elements of four rows, and a function GIVE, which assembles a unit of one row again; the rest is common. Formats
-// whose codes number points of a grid have no GIVE, because R16 does not keep the numbers; nor have F16 and BF16, which
-// are rounded. The code runs on any CPU,
+// whose codes number points of a grid have no GIVE, because R16 does not keep the numbers. The code runs on any CPU,
 // with vectors that every CPU has, because memory is the limit.
 #include "formats/block_iq.h"
 #include "formats/block_k.h"
@@ -400,108 +399,22 @@ typedef void (*pack_fn)(const uint8_t *restrict b, int64_t stride, int64_t n_blo
       for (int i = 0; i < QUADS; i++)                                                                                  \
         pack_quad(r16_##name, stored_##name, take_##name, b + i * LANES * stride, stride, i, to);                      \
   }
-R16_BLOCKS(X)
+R16_FORMATS(X)
 #undef X
 
-// -- floats, rounded to words
-
-enum { OF_BLOCK = 2 * R16_UNIT, QUARTETS = OF_BLOCK / LANES };
-typedef float floats __attribute__((vector_size(16)));
-
-typedef int32_t signs __attribute__((vector_size(16)));
-typedef uint16_t halves __attribute__((vector_size(16)));
-
-// A quartet of F16 or BF16, which are the upper halves of x.
-PG_INLINE floats quartet_of(int f16, lanes x) {
-  if (!f16) return (floats)x;
-  const lanes mag = x >> 3 & 0x0fffe000, special = (lanes)((signs)mag > 0x0f7fe000) & 0x7f800000;
-  return (floats)((lanes)((floats)mag * 0x1p112f) | special | (x & 0x80000000));
-}
-
-// The step of a block, as bf16. *inv: what its numbers are multiplied with to become words. A block with NaN or an
-// infinity has a step that is NaN; when all numbers are below 1e-30, they count as 0.
-PG_INLINE uint16_t step_of(const floats *restrict v, float *inv) {
-  lanes top = {0};
-  for (int i = 0; i < QUARTETS; i++) {
-    const lanes mag = (lanes)v[i] & 0x7fffffff, more = (lanes)((signs)mag > (signs)top);
-    top = (mag & more) | (top & ~more);
-  }
-  float max = 0;
-  EACH_LANE(i) {
-    const floats of = (floats)top;
-    if (!(of[i] <= max)) max = of[i];
-    if (max != max) break;
-  }
-  *inv = 0;
-  if (!(max < INFINITY)) return 0x7fc0;
-  if (max < 1e-30f) return 0;
-  const float size = max > 1e-15f && max < 1e15f ? 1.0f : max, unit = 1.0f / size; // squares may overflow or vanish
-  floats squares = {0};
-  for (int i = 0; i < QUARTETS; i++) {
-    const floats x = v[i] * unit;
-    squares += x * x;
-  }
-  const float norm = sqrtf(squares[0] + squares[1] + squares[2] + squares[3]);
-  const float step = PG_MAX(norm * (size / R16_W_NORM), max / R16_W_MAX);
-  uint32_t bits;
-  memcpy(&bits, &step, sizeof bits);
-  bits = (bits + 0xffff) & 0xffff0000; // upwards
-  float d;
-  memcpy(&d, &bits, sizeof d);
-  *inv = 1.0f / d;
-  return (uint16_t)(bits >> 16);
-}
-
-// Rows of a group, which are all there.
-PG_INLINE void pack_floats(int f16, const uint8_t *restrict b, int64_t stride, int64_t n_blocks, uint8_t *restrict to) {
-  for (; n_blocks; n_blocks--, b += OF_BLOCK * 2, to += r16_block_bytes(r16_F16))
-    for (int quad = 0; quad < QUADS; quad++) {
-      floats v[LANES][QUARTETS];
-      EACH_LANE(r) {
-        const uint8_t *row = b + (quad * LANES + r) * stride;
-        for (int i = 0; i < QUARTETS; i += 2) {
-          halves h;
-          memcpy(&h, row + 2 * LANES * i, sizeof h);
-          v[r][i] = quartet_of(f16, (lanes)SHUFFLE((halves){0}, h, 0, 8, 1, 9, 2, 10, 3, 11));
-          v[r][i + 1] = quartet_of(f16, (lanes)SHUFFLE((halves){0}, h, 4, 12, 5, 13, 6, 14, 7, 15));
-        }
-        float inv;
-        store_u16(to + 2 * (quad * LANES + r), step_of(v[r], &inv));
-        for (int i = 0; i < QUARTETS; i++) v[r][i] = v[r][i] * inv + 0x1.8p23f; // the word is its low half
-      }
-      uint8_t *line = to + r16_head_bytes(r16_F16) + quad * LANES * 4;
-      for (int i = 0; i < QUARTETS; i++, line += 2 * R16_LINE) {
-        const lanes x = (lanes)SHUFFLE(v[0][i], v[1][i], 0, 4, 1, 5), y = (lanes)SHUFFLE(v[2][i], v[3][i], 0, 4, 1, 5);
-        const lanes z = (lanes)SHUFFLE(v[0][i], v[1][i], 2, 6, 3, 7), w = (lanes)SHUFFLE(v[2][i], v[3][i], 2, 6, 3, 7);
-        const lanes first = (SHUFFLE(x, y, 0, 1, 4, 5) & 0xffff) | SHUFFLE(z, w, 0, 1, 4, 5) << 16;
-        const lanes second = (SHUFFLE(x, y, 2, 3, 6, 7) & 0xffff) | SHUFFLE(z, w, 2, 3, 6, 7) << 16;
-        memcpy(line, &first, sizeof first);
-        memcpy(line + R16_LINE, &second, sizeof second);
-      }
-    }
-}
-
-static void pack_F16(const uint8_t *restrict b, int64_t stride, int64_t n_blocks, uint8_t *restrict to) {
-  pack_floats(1, b, stride, n_blocks, to);
-}
-static void pack_BF16(const uint8_t *restrict b, int64_t stride, int64_t n_blocks, uint8_t *restrict to) {
-  pack_floats(0, b, stride, n_blocks, to);
-}
-
 #define X(name, ...) [PG_##name] = pack_##name,
-static const pack_fn packers[] = {R16_BLOCKS(X) X(F16) X(BF16)};
+static const pack_fn packers[] = {R16_FORMATS(X)};
 #undef X
 
 int64_t pg_r16_bytes(int64_t type, int64_t k, int64_t m) {
   const r16_format *f = r16_find(type);
-  return f && k % (R16_UNIT * f->units) == 0 ? r16_matrix_bytes(*f, k, m) : 0;
+  return f ? r16_matrix_bytes(*f, k, m) : 0;
 }
 
 void pg_r16_pack(int64_t type, const void *rows, int64_t row_bytes, int64_t k, int64_t m, void *dst, int64_t first,
                  int64_t last) {
   const r16_format f = *r16_find(type);
-  const int64_t n_blocks = k / (R16_UNIT * f.units),
-                bytes = f.codes == R16_WORDS ? OF_BLOCK * 2 : stored_of(type).bytes;
+  const int64_t n_blocks = k / (R16_UNIT * f.units), bytes = stored_of(type).bytes;
   for (int64_t g = first; g < last; g++) {
     const uint8_t *src = (const uint8_t *)rows + g * R16_ROWS * row_bytes;
     uint8_t *to = (uint8_t *)dst + g * r16_group_bytes(f, k);

@@ -3,8 +3,7 @@
 // Rows are taken in groups of 16 (the last group is filled up with zero rows). A group is a sequence of blocks along k;
 // groups follow each other. A block is
 //
-//   head    the numbers of a whole block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; 16 x bf16 d in R16_STEP; empty in
-//           R16_E8M0, R16_E4M3
+//   head    the numbers of a whole block: 16 x f16 d, or 16 x f16 d and 16 x f16 m; empty in R16_E8M0, R16_E4M3
 //   units   1, 2 or 8 (blocks of 32, 64 or 256): each stands for 16 rows x 32 k and is
 //             codes    lines of 64 bytes, one 4-byte lane per row (row r: bytes 4r .. 4r+3)
 //             scales   0, 16 or 32 bytes, see r16_scales; byte r (and 16 + r) belongs to row r
@@ -15,12 +14,10 @@
 //   nibbles  4 lines: line j holds quartet 2j in its low nibbles, quartet 2j+1 in its high ones
 //   crumbs   2 lines: line j holds quartets 4j .. 4j+3 in rising bit pairs
 //   bits     1 line: bit p of each byte belongs to quartet p
-//   words    16 lines: lines 2p and 2p+1 are pairs of quartet p, its elements 0 and 2, and 1 and 3
 //
-// Words are signed: F16 and BF16 rounded to fixed point, in blocks of 64 (floats.c). Other codes are unsigned. 5-bit
-// codes are nibbles, then bits for bit 4; 6-bit codes nibbles, then crumbs for bits 4 and 5; 3-bit codes crumbs, then
-// bits for bit 2. A format with a table of values looks its codes up in it, giving bytes. The bytes need no alignment,
-// and have none: a block is rarely a whole number of cache lines.
+// Codes are unsigned. 5-bit codes are nibbles, then bits for bit 4; 6-bit codes nibbles, then crumbs for bits 4 and 5;
+// 3-bit codes crumbs, then bits for bit 2. A format with a table of values looks its codes up in it, giving
+// bytes. The bytes need no alignment, and have none: a block is rarely a whole number of cache lines.
 //
 // Points of a grid cannot be looked up for 16 rows at once, so a code stands for one element with its sign. That is why
 // the IQ types grow (docs/products.md).
@@ -32,16 +29,14 @@ enum {
   R16_UNIT = 32,
   R16_LINE = 64,
   R16_QUARTETS = 8,
-  R16_PAIRS = 2 * R16_QUARTETS,
-  R16_UNIT_MAX = R16_PAIRS * R16_LINE + 32 + 64 // bytes of a unit, its head included
+  R16_UNIT_MAX = R16_QUARTETS * R16_LINE + 32 + 64 // bytes of a unit, its head included
 };
 
-enum r16_codes { R16_WORDS, R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
+enum r16_codes { R16_BYTES, R16_NIBBLES, R16_NIBBLES_BITS, R16_NIBBLES_CRUMBS, R16_CRUMBS, R16_CRUMBS_BITS };
 
 // How a weight w follows from its code q, with v = q - offset (of the format), without the format's factor.
 enum r16_scales {
   R16_D,       // head d;        w = d * v
-  R16_STEP,    // head d (bf16); w = d * v
   R16_D_M,     // head d, m;     w = d * v + m
   R16_E8M0,    // unit: i8 e;    w = 2^e * v (E8M0 less 128: the values of the table are doubled)
   R16_D_S32,   // head d;        unit: i8 s per 32;            w = d * s * v
@@ -53,9 +48,6 @@ enum r16_scales {
 
 enum r16_table { R16_PLAIN, R16_IQ1, R16_IQ2, R16_IQ3_XXS, R16_IQ3_S, R16_IQ4, R16_FP4 }; // vec.h: 128 + values
 
-// The most that words are in size, and that the norm of a block of them is (sums.h).
-enum { R16_W_MAX = 32766, R16_W_NORM = 46300 };
-
 typedef struct r16_format {
   int type;   // GGUF's
   int codes;  // enum r16_codes
@@ -66,9 +58,8 @@ typedef struct r16_format {
   float factor;
 } r16_format;
 
-// One line per type of blocks. It decides everything that depends on the type, except the functions of pack.c and
-// take.h.
-#define R16_BLOCKS(X)                                                                                                  \
+// One line per type. It decides everything that depends on the type, except the functions of pack.c and take.h.
+#define R16_FORMATS(X)                                                                                                 \
   X(Q4_0, R16_NIBBLES, R16_PLAIN, 8, 1, R16_D, 1)                                                                      \
   X(Q4_1, R16_NIBBLES, R16_PLAIN, 0, 1, R16_D_M, 1)                                                                    \
   X(Q5_0, R16_NIBBLES_BITS, R16_PLAIN, 16, 1, R16_D, 1)                                                                \
@@ -93,9 +84,6 @@ typedef struct r16_format {
   X(MXFP4, R16_NIBBLES, R16_FP4, 128, 1, R16_E8M0, 1)                                                                  \
   X(NVFP4, R16_NIBBLES, R16_FP4, 128, 2, R16_E4M3, 128)
 
-// All formats. Repacked, BF16 is F16.
-#define R16_FORMATS(X) R16_BLOCKS(X) X(F16, R16_WORDS, R16_PLAIN, 0, 2, R16_STEP, 1)
-
 #define X(name, codes, table, offset, units, scales, factor)                                                           \
   static const r16_format r16_##name __attribute__((unused)) = {PG_##name, codes, table, offset, units, scales, factor};
 R16_FORMATS(X)
@@ -108,8 +96,6 @@ PG_INLINE const r16_format *r16_find(int64_t type) {
     return &r16_##name;
     R16_FORMATS(X)
 #undef X
-  case PG_BF16:
-    return &r16_F16;
   default:
     return NULL;
   }
@@ -117,8 +103,6 @@ PG_INLINE const r16_format *r16_find(int64_t type) {
 
 PG_INLINE int r16_lines(r16_format f) {
   switch (f.codes) {
-  case R16_WORDS:
-    return R16_PAIRS;
   case R16_BYTES:
     return 8;
   case R16_NIBBLES:

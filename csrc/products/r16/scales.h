@@ -8,14 +8,13 @@ typedef struct r16_line {
 } r16_line;
 
 PG_INLINE r16_line r16_line_of(r16_format f, const uint8_t *head, const uint8_t *scales, int part, int half) {
-  const vf d = r16_head_bytes(f) ? vf_mul(r16_d(f, head + part * VF_N * 2), vf_set1(f.factor)) : vf_zero();
+  const vf d = r16_head_bytes(f) ? vf_mul(vf_load_f16(head + part * VF_N * 2), vf_set1(f.factor)) : vf_zero();
   const vf m = r16_head_bytes(f) == 64 ? vf_load_f16(head + 32 + part * VF_N * 2) : vf_zero();
   const uint8_t *u = scales + part * VF_N, *h = u + half * R16_ROWS;
   r16_line l;
   l.shift = vf_zero();
   switch (f.scales) {
   case R16_D:
-  case R16_STEP:
     l.scale = d;
     break;
   case R16_D_M:

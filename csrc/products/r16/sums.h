@@ -15,12 +15,11 @@
 enum { R16_RUN = 256, R16_RUN_UNITS = R16_RUN / R16_UNIT };
 
 // Whether units are summed as integers, after multiplication with their integer scales.
-PG_INLINE int r16_sums_units(r16_format f) { return f.units == 8 || f.codes == R16_WORDS; }
+PG_INLINE int r16_sums_units(r16_format f) { return f.units == 8; }
 
 // Elements of a sum; units of one (at least one); elements per shift, 0 when there are none.
 PG_INLINE int r16_sum_elements(r16_format f) {
   if (!r16_sums_units(f)) return R16_UNIT / r16_halves(f);
-  if (f.codes == R16_WORDS) return R16_UNIT * f.units;
   return f.codes == R16_NIBBLES_CRUMBS || f.table == R16_IQ4 ? R16_RUN / 2 : R16_RUN; // see R16_X_NORM
 }
 PG_INLINE int r16_sum_units(r16_format f) { return PG_MAX(1, r16_sum_elements(f) / R16_UNIT); }
@@ -108,8 +107,7 @@ PG_INLINE vf r16_end_run(vf total, r16_sums s, float d) { return vf_fma(s.acc, v
 // So no sum reaches 2^31, by the Cauchy-Schwarz inequality:
 // - Q6_K and IQ4_XS (codes less offset, times scales, at most 32 * 128), half a run: 4096 * sqrt(128) * R16_X_NORM;
 // - other formats with integer scales (at most 31 * 63), a run: 1953 * sqrt(256) * R16_X_NORM * sqrt(2);
-// - formats without, one unit: 128 * 32 * R16_X_MAX;
-// - words, a block: R16_W_NORM * R16_X_NORM, where R16_W_NORM is that of the words.
+// - formats without, one unit: 128 * 32 * R16_X_MAX.
 // Rounding adds sqrt(128) / 2 to the norm; there is room for it.
 #define R16_X_NORM 46300.0f
 enum { R16_X_MAX = 127 * 256 };

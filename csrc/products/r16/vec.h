@@ -88,9 +88,6 @@ PG_INLINE void put_bytes(uint8_t *to, rows v) {
 }
 #endif
 
-// The numbers d or m of a head, for VF_N rows.
-PG_INLINE vf r16_d(r16_format f, const uint8_t *p) { return f.scales == R16_STEP ? vf_load_bf16(p) : vf_load_f16(p); }
-
 // The bits of a from bit `from` of each byte on moved to bit `to`; other bits become anything (mask them).
 PG_INLINE vi vi_move_bits(vi a, int from, int to) {
   return from > to ? vi_shr(a, from - to) : from < to ? vi_shl(a, to - from) : a;

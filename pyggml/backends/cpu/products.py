@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
 from ...form import IN_PASSING, ROUNDED
@@ -10,9 +12,11 @@ from ...tensor import Tensor
 from ...var import bounds, divides
 from .isa import Kernel, kernel_of
 
-# Levels at which products of F16 and BF16 in fixed point are faster than those in F32 (docs/products.md).
-FIXED_FLOATS = ("avx2", "avx512vnni")
-ROUND_BEYOND = 32  # columns beyond which a product of floats that may be rounded converts them
+# Columns beyond which a product of floats that may be rounded converts them, by level; the other levels never do.
+ROUND_BEYOND = {
+    "mul_mat": {"avx2": 32, "avx512vnni": 32, "amx": 32},
+    "out_prod": {"avx2": 255, "avx512vnni": 96, "amx": 32},
+}
 # Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.
 _SPLIT_BEYOND = {DType.F16: 31, DType.BF16: 11}
 
@@ -34,7 +38,7 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_stored"
     elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
-    elif form is ROUNDED and bounds(columns)[0] > ROUND_BEYOND:
+    elif form is ROUNDED and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
         way = "_half"
     elif bounds(columns)[0] > _SPLIT_BEYOND[a.dtype]:
         way = "_exact"

@@ -18,7 +18,7 @@ from ...form import BUFT, IN_PASSING, ROUNDED, repacked
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
 from .isa import find_kernel, isa_name, kernel_of
-from .products import FIXED_FLOATS, is_float_matrix
+from .products import is_float_matrix
 
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
 
@@ -27,9 +27,9 @@ def can_repack(isa: str, t: Tensor, node: Tensor | None = None) -> bool:
     """Whether there are kernels at this level that read a repacked copy of `t`: for products of usual columns, or for
     `node`.
 
-    `t` must be a leaf of a block type, F16 or BF16, dense: a matrix or, for mul_mat_id, a stack of matrices.
+    `t` must be a leaf of a block type, dense: a matrix or, for mul_mat_id, a stack of matrices.
     """
-    if not _has_layout(t) or (not t.dtype.is_quantized and isa not in FIXED_FLOATS):
+    if not _has_layout(t):
         return False
     if node is not None:
         return weights_of(node) is t and kernel_of(isa, node, "_r16") is not None
@@ -54,8 +54,7 @@ def repack(
     (`allow_rounding`), and return how many copies were made.
 
     A copy is as large as the tensor, within 4 %, except for types with a grid or trits: docs/products.md has their
-    sizes. Copies of F16 and BF16, made where such products are faster, are rounded to 16-bit fixed point; all others
-    are exact. The memory of all copies lives as long as any tensor of this call. A copy does not follow when values are
+    sizes. The memory of all copies lives as long as any tensor of this call. A copy does not follow when values are
     written to the tensor later. Pages of a mapped file that a copy replaces are given back to the system; whoever reads
     the tensor itself has them read again. `progress` is called with the fraction done before each tensor. An
     exception that it raises ends the work, and leaves the copies made so far.
@@ -66,7 +65,7 @@ def repack(
     workers = thread_count(n_threads)
     isa = isa_name(isa)
     tensors = list(tensors)
-    allow_rounding(tensors, isa)
+    allow_rounding(tensors)
     todo = [t for t in tensors if t.form.copy is None and can_repack(isa, t)]
     sizes = [copy_size(t.dtype, t.ne) for t in todo]
     arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation, so that the system can use large pages
@@ -85,12 +84,11 @@ def repack(
     return len(todo)
 
 
-def allow_rounding(tensors: Iterable[Tensor], isa: str | None = None) -> None:
-    """Where there are tiles, let products of many columns round the matrices of F16 and BF16 among these, and the
-    columns, to two numbers in bf16. docs/products.md has the errors.
+def allow_rounding(tensors: Iterable[Tensor]) -> None:
+    """Let products of many columns round the matrices of F16 and BF16 among these, and the columns.
+
+    Both become 16-bit fixed point, or two numbers in bf16 when there are tiles. docs/products.md has the errors.
     """
-    if isa_name(isa) != "amx":
-        return
     for t in tensors:
         if _is_dense_leaf(t) and is_float_matrix(t):
             t.form = ROUNDED
@@ -102,7 +100,7 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
     These products give the bits that products of copies give. Otherwise they have the precision of F32, and are slower.
     """
     for t in tensors:
-        if t.dtype.is_quantized and _has_layout(t):
+        if _has_layout(t):
             t.form = IN_PASSING
 
 

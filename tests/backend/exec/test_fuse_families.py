@@ -9,7 +9,7 @@ import pytest
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.fuse import FUSIONS
-from pyggml.backends.cpu.products import FIXED_FLOATS
+from pyggml.backends.cpu.products import ROUND_BEYOND
 from pyggml.backends.cpu.repack import repack
 from pyggml.sched import Scheduler
 
@@ -164,7 +164,7 @@ def test_heads_that_are_normed_and_roped(store: gg.DType | None, mode: int, isa:
 @pytest.mark.parametrize("n", [1, 5, 300])
 @pytest.mark.parametrize("dtype", [gg.Q4_0, gg.F16])
 def test_gate_and_value_in_one_product(dtype: gg.DType, n: int, isa: str) -> None:
-    """The halves of each row, with a bias or without; of floats where they have a copy, or tiles and many columns."""
+    """The halves of each row, with a bias or without. Floats are converted for many columns only, if at all."""
 
     def build(ctx: gg.Context) -> list[gg.Tensor]:
         rng = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def test_gate_and_value_in_one_product(dtype: gg.DType, n: int, isa: str) -> Non
 
     _, fused = by_fusing(build, isa)
     both = [["mul_mat", "swiglu"], ["mul_mat", "add", "geglu"]]
-    assert fused == (both if dtype is gg.Q4_0 or isa in FIXED_FLOATS or (isa == "amx" and n > 32) else [])
+    assert fused == (both if dtype is gg.Q4_0 or n > ROUND_BEYOND["mul_mat"].get(isa, n) else [])
 
 
 def test_halves_of_groups_stay_whole() -> None:

@@ -1,4 +1,4 @@
-"""A column of a product of repacked weights has the same bits whatever is computed beside it: one column or many,
+"""A column of a product of weights in blocks has the same bits whatever is computed beside it: one column or many,
 from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h). Products in tiles of bf16 are not among
 these: level amx keeps to it up to 32 columns.
 """
@@ -22,7 +22,6 @@ from pyggml.testing.harness import gaussian
 
 from .test_repack import ISAS, TILES, TYPES, run, source
 
-HALVES = [gg.F16, gg.BF16]
 CASES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
@@ -36,16 +35,10 @@ class Case(NamedTuple):
     n_threads: int
 
 
-def block_of(dtype: gg.DType) -> int:
-    """Elements of a block, repacked."""
-    return dtype.block_size if dtype.is_quantized else 64
-
-
 @st.composite
-def cases(draw: st.DrawFn, isa: str, most: int) -> Case:
-    dtype = draw(st.sampled_from(TYPES) if isa in TILES else st.sampled_from(TYPES) | st.sampled_from(HALVES))
-    unit = block_of(dtype)
-    k = unit * draw(st.integers(1, 800 // unit + 1))
+def cases(draw: st.DrawFn, most: int) -> Case:
+    dtype = draw(st.sampled_from(TYPES))
+    k = dtype.block_size * draw(st.integers(1, 800 // dtype.block_size + 1))
     n = draw(st.integers(2, min(20, most)) | st.integers(2, most))
     m, seed, n_threads = draw(st.integers(1, 70)), draw(st.integers(0, 999)), draw(st.integers(1, 2))
     return Case(dtype, k, m, n, seed, draw(st.booleans()), n_threads)
@@ -77,7 +70,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 @pytest.mark.parametrize("isa", ISAS)
 def test_columns(isa: str) -> None:
     @CASES
-    @given(cases(isa, most(isa)))
+    @given(cases(most(isa)))
     def check(c: Case) -> None:
         rng = np.random.default_rng(c.seed)
         w, x = weights(rng, c, (c.m, c.k), isa), columns_of(rng, c.n, c.k)
@@ -95,7 +88,7 @@ def test_experts(isa: str) -> None:
     """A result is the product of its expert's matrix alone with the column alone."""
 
     @CASES
-    @given(cases(isa, most(isa)), st.integers(1, 5))
+    @given(cases(most(isa)), st.integers(1, 5))
     def check(c: Case, n_expert: int) -> None:
         rng = np.random.default_rng(c.seed)
         n_used = int(rng.integers(1, 3))
@@ -110,8 +103,7 @@ def test_experts(isa: str) -> None:
             assert same(alone, together[i])
             matrix = source(c.dtype, np.zeros((c.m, c.k)))
             matrix.raw()[...] = w.raw().reshape(n_expert, -1)[ids[i, 0]].reshape(matrix.raw().shape)
-            if not (c.passing and c.dtype in HALVES):  # those that are not repacked have the precision of F32
-                repack([matrix], isa=isa)
+            repack([matrix], isa=isa)
             assert same(run(gg.mul_mat(matrix, source(gg.F32, x[i : i + 1])), isa, 1)[0, 0, 0], together[i, 0])
 
     check()
@@ -134,10 +126,10 @@ def test_fused(isa: str) -> None:
         return y.numpy().copy()
 
     @settings(CASES, max_examples=25)
-    @given(cases(isa, min(most(isa), 60)))
+    @given(cases(min(most(isa), 60)))
     def check(c: Case) -> None:
         rng = np.random.default_rng(c.seed)
-        inner = block_of(c.dtype) * int(rng.integers(1, 3))
+        inner = c.dtype.block_size * int(rng.integers(1, 3))
         shapes = ((inner, c.k), (inner, c.k), (c.k, inner))
         w = [gg.Context().from_numpy(rng.standard_normal(s).astype(np.float32) * 0.1, dtype=c.dtype) for s in shapes]
         repack_in_passing(w) if c.passing else repack(w, isa=isa)

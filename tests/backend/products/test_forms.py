@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends.cpu import isa_levels
-from pyggml.backends.cpu.isa import isa_name
-from pyggml.backends.cpu.products import FIXED_FLOATS, choose
-from pyggml.backends.cpu.repack import repack, repack_in_passing
+from pyggml.backends.cpu.products import choose
+from pyggml.backends.cpu.repack import allow_rounding, repack, repack_in_passing
 from pyggml.form import IN_PASSING, ROUNDED, STORED
 
 from .test_repack import ISAS, source
@@ -25,27 +23,19 @@ def test_a_form_belongs_to_one_tensor(dtype: gg.DType) -> None:
     others = (twin, gg.view_2d(w, 256, 16, w.nb[1], 0))
     before = [choose(ISAS[-1], gg.mul_mat(t, x)) for t in others]
     repack([w])
-    if dtype is gg.F16 and isa_name() not in FIXED_FLOATS:
-        assert w.form is (ROUNDED if isa_name() == "amx" else STORED)
-    else:
-        assert w.form.copy is not None and choose(ISAS[-1], gg.mul_mat(w, x)) is not None
+    assert w.form is ROUNDED if dtype is gg.F16 else w.form.copy is not None
+    assert choose(ISAS[-1], gg.mul_mat(w, x)) is not None
     assert all(t.form is STORED for t in others)
     assert [choose(ISAS[-1], gg.mul_mat(t, x)) for t in others] == before
 
 
 def test_forms_by_type() -> None:
-    """Blocks can be repacked in passing. F16 has a copy where fixed point is fast and rows are whole blocks of 64, may
-    be rounded where there are tiles, and else stays as it is, as F32 does."""
+    """Blocks are repacked in passing, F16 may be rounded, and all else stays as it is."""
     values = np.zeros((8, 256), np.float32)
     blocks, halves, floats = (source(t, values) for t in (gg.Q8_0, gg.F16, gg.F32))
     for t in (blocks, halves, floats):
         assert t.form is STORED
     repack_in_passing([blocks, halves, floats])
     assert [t.form for t in (blocks, halves, floats)] == [IN_PASSING, STORED, STORED]
-    for isa in isa_levels():
-        odd, w = source(gg.F16, np.zeros((8, 96))), source(gg.F16, values)
-        repack([odd, w, floats], isa=isa)
-        if isa in FIXED_FLOATS:
-            assert w.form.copy is not None and odd.form is floats.form is STORED
-        else:
-            assert w.form is odd.form is (ROUNDED if isa == "amx" else STORED) and floats.form is STORED
+    allow_rounding([blocks, halves, floats])
+    assert [t.form for t in (blocks, halves, floats)] == [IN_PASSING, ROUNDED, STORED]

@@ -335,7 +335,7 @@ def test_what_has_no_copy() -> None:
     stored = tensor(gg.Q4_0, 64, 32)
     for t in (
         tensor(gg.F32, 64, 32),
-        tensor(gg.F16, 32, 64),
+        tensor(gg.F16, 64, 32),
         tensor(gg.Q4_0, 64, 2, 2, 2),
         gg.view_2d(stored, 32, 32, stored.nb[1], 0),
     ):
