@@ -275,7 +275,8 @@ class Transcriber:
 
     def _sampled(self, scores: Doubles) -> int:
         p: Doubles = np.cumsum(_softmax(scores))
-        return min(int(np.searchsorted(p, self._rng.random() * p[-1], "right")), len(p) - 1)
+        at: Any = np.searchsorted(p, self._rng.random() * p[-1], "right")
+        return min(int(at), len(p) - 1)
 
     def _allowed(self, scores: Doubles, tokens: Sequence[int]) -> Doubles:
         """The logits of the next token, -inf where the rules forbid it."""
