@@ -103,6 +103,7 @@ def _chat(body: MessagesBody) -> ChatBody:
         chat["tool_choice"] = _choice(body.tool_choice)
     if body.thinking is not None:
         chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.get("type") != "disabled"}
+        chat["thinking_budget_tokens"] = body.thinking.get("budget_tokens")
     return ChatBody.model_validate(chat)
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pyggml import limits
-from pyggml.errors import ModelError, one_of
+from pyggml.errors import ModelError, one_of, whole
+from pyggml.llm.openai.formats import REASONING_FORMATS
 from pyggml.llm.samplers import TextParams
 from pyggml.small_file import read_text
 
@@ -58,6 +59,15 @@ class ServeOptions:
     chat_template_kwargs: str | None = _option(
         None, "--chat-template-kwargs", "Variables of the chat template, as a JSON object."
     )
+    reasoning_format: str = _option(
+        "auto", "--reasoning-format", f"Where reasoning goes: {', '.join(REASONING_FORMATS)}; auto is deepseek."
+    )
+    reasoning_budget: int = _option(
+        -1, "--reasoning-budget", "Tokens that a model may reason for; -1: any number; 0: chats ask it not to.", -1
+    )
+    reasoning_budget_message: str = _option(
+        "", "--reasoning-budget-message", "Text that ends the reasoning when the budget is spent."
+    )
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
     metrics: bool = _option(False, "--metrics", "Answer /metrics.")
@@ -84,6 +94,8 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.pooling is not None:
             one_of("pooling", self.pooling, POOLINGS, ModelError)
+        one_of("reasoning_format", self.reasoning_format, REASONING_FORMATS, ModelError)
+        whole("reasoning_budget", self.reasoning_budget, -1, error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
         if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():

@@ -138,6 +138,9 @@ class ChatBody(TextBody):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning_format: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
 
 
 class TokenizeBody(Body):

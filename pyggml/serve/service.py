@@ -24,7 +24,7 @@ from pyggml.llm.generate.generation import (
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
-from pyggml.llm.samplers import TextParams
+from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.types import Floats
 
 from .engine_thread import Answering, EngineThread
@@ -118,8 +118,10 @@ class Service:
         n_probs: int | None,
         kind: type[Generation] = Generation,
         n: int | None = None,
+        processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Generation]:
-        """`n` generations of each prompt. Raises HTTPError for a prompt that does not fit, and what a chain raises."""
+        """`n` generations of each prompt. `processors` makes what changes the logits of one of them. Raises HTTPError
+        for a prompt that does not fit, and what a chain raises."""
         if not self.n_slot:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
@@ -132,7 +134,7 @@ class Service:
             source, prompt = source_and_prompt(self.model, list(ids))
             for i in range(n):
                 seed = params.seed if params.seed is None or params.seed < 0 else params.seed + i
-                text = TextRequest(prompt, replace(params, seed=seed), source, n_probs, kind=kind)
+                text = TextRequest(prompt, replace(params, seed=seed), source, n_probs, processors(), kind=kind)
                 text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body))
                 n_cells = self.n_slot if params.n_predict < 0 else min(self.n_slot, len(prompt) + params.n_predict)
                 ctx = self.thread.ctx

@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from pyggml.errors import ModelError, SamplerError
+from pyggml.errors import ModelError, SamplerError, one_of
 
 from ..generate.generation import Generation, Token, in_own_context, until_end
 from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
-from .formats import Dialect, Format, find_format, forced_calls
+from .formats import REASONING_FORMATS, Dialect, Format, find_format, forced_calls
 from .messages import prompt_of
 from .reply import Reply
 from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage
@@ -108,6 +108,7 @@ class Chat:
     stop        strings that end a reply of this template
     constraint  options that force a call, or JSON
     with_function_call  whether the answer names its first call the old way, too
+    reasoning   where reasoning goes, one of REASONING_FORMATS
     """
 
     model: LoadedModel
@@ -118,6 +119,7 @@ class Chat:
     stop: tuple[str, ...]
     constraint: Mapping[str, Any]
     with_function_call: bool
+    reasoning: str = "auto"
 
     @cached_property
     def ids(self) -> list[int]:
@@ -136,8 +138,11 @@ def read_chat(
     function_call: str | Mapping[str, Any] | None = None,
     chat_template: str | ChatTemplate | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_format: str = "auto",
 ) -> Chat:
-    """Read what a chat asks for. Arguments and errors: see `create_chat_completion`."""
+    """Read what a chat asks for. `reasoning_format`: one of REASONING_FORMATS. Other arguments, and errors: see
+    `create_chat_completion`."""
+    one_of("reasoning_format", reasoning_format, REASONING_FORMATS, ModelError)
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
         tools = [{"type": "function", "function": f} for f in functions]
@@ -152,7 +157,7 @@ def read_chat(
     constraint = _constraint(model.vocab, form, thinking, _forced(choice, schemas), _schema_of(response_format))
     thinking = thinking and not constraint.keys() & {"grammar"}  # such a grammar ends the reasoning first
     old = functions is not None
-    return Chat(model, text, form, frozenset(schemas), thinking, template.stop, constraint, old)
+    return Chat(model, text, form, frozenset(schemas), thinking, template.stop, constraint, old, reasoning_format)
 
 
 def _dicts(name: str, given: Any) -> Sequence[Mapping[str, Any]] | None:
@@ -292,7 +297,8 @@ class ChatAnswer:
         return [*parts, self._chunk({}, None, _reason(reply, finish(token.finish_reason)))] if done else parts
 
     def _reply(self, done: bool) -> Reply:
-        return self._chat.form.parse(self._text, done, self._chat.names, self._chat.thinking)
+        chat = self._chat
+        return chat.form.parse(self._text, done, chat.names, chat.thinking, chat.reasoning)
 
     def _logprobs(self) -> ChatLogprobs | None:
         """The log-probabilities of the tokens since the last call."""
