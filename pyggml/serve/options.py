@@ -47,6 +47,19 @@ class ServeOptions:
         0, "-c --ctx-size", "Tokens of all slots together; 0: for each as many as trained, 4096 at most.", 0
     )
     n_parallel: int = _option(4, "-np --parallel", "Slots: texts that are continued side by side.", 1)
+    cache_ram: int = _option(
+        1024, "-cram --cache-ram", "MiB for texts that slots have no room for: prompts that begin alike use them.", 0
+    )
+    ctx_checkpoints: int = _option(
+        32,
+        "-ctxcp --ctx-checkpoints",
+        "Checkpoints of prompts, for windows and states, within --cache-ram.",
+        0,
+    )
+    context_shift: bool = _option(
+        False, "--context-shift/--no-context-shift", "Where a slot is full, drop the oldest text and go on."
+    )
+    n_keep: int = _option(0, "--keep", "Tokens at the start that --context-shift keeps; -1: the whole prompt.", -1)
     n_queue: int = _option(256, "--queue", "Requests that wait for a slot; further ones are answered 503.", 0)
     alias: str = _option("", "-a --alias", "Name of the model in answers (default: its path).")
     embeddings: bool = _option(False, "--embedding --embeddings", "Serve embeddings alone.")
@@ -95,7 +108,9 @@ class ServeOptions:
         if self.pooling is not None:
             one_of("pooling", self.pooling, POOLINGS, ModelError)
         one_of("reasoning_format", self.reasoning_format, REASONING_FORMATS, ModelError)
-        whole("reasoning_budget", self.reasoning_budget, -1, error=ModelError)
+        for name, (flag, _) in flags(type(self)).items():
+            if flag.min is not None:
+                whole(name, getattr(self, name), int(flag.min), error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
         if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():

@@ -88,6 +88,8 @@ class TextBody(Sampled):
     timings_per_token: bool | None = None
     t_max_predict_ms: int | None = None
     id_slot: int | None = None
+    n_keep: int | None = None
+    n_discard: int | None = None
     lora: list[Any] | None = None
     min_keep: int | None = None
     post_sampling_probs: bool | None = None
