@@ -143,6 +143,7 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
         chat_template=service.template,
         chat_template_kwargs=variables,
         reasoning_format=body.reasoning_format or service.options.reasoning_format,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
 
 
