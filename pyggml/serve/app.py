@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -14,15 +15,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
 from . import anthropic, embeddings, native, openai, responses, slots, tokens
 from .errors import HTTPError, of_request
-from .http import error_response
+from .http import Json, error_response
 from .options import Keys, ServeOptions
+from .router import Load, Router
 from .service import Service
 from .static import PageFiles
 
@@ -63,9 +65,18 @@ _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lor
 _PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need no key
 
 
-def application(model: Model | str | os.PathLike[str] | None, options: ServeOptions) -> Starlette:
+def application(
+    model: Model | str | os.PathLike[str] | None, options: ServeOptions, load: Load = load_model
+) -> Starlette:
     """See `create_app`."""
-    service = Service(model if isinstance(model, Model) else load_model(model), options)
+    if options.models_dir is not None:
+        if model is not None:
+            raise ModelError("models_dir: the models of a folder are served, and no other")
+        return _routed(Router(options, load, _of_service), options)
+    model = model if isinstance(model, Model) else load_model(model)
+    if options.sleep_idle_seconds > 0:
+        return _routed(Router(options, load, _of_service, model), options)
+    service = Service(model, options)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -74,9 +85,44 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
         finally:
             service.thread.stop()
 
+    app = _with_handlers(_routes(), options, lifespan)
+    app.state.service = service
+    return app
+
+
+def _of_service(service: Service) -> Starlette:
+    """The application of one of several models, behind a router that serves the page, and knows the keys."""
+    options = replace(service.options, ui=False, api_prefix="", api_key=None, api_key_file=None)
+    app = _with_handlers(_routes(), options, None)
+    app.state.service = service
+    return app
+
+
+def _routed(router: Router, options: ServeOptions) -> Starlette:
+    """The application with a router."""
+    routes: list[BaseRoute] = [Route(path, _alive, methods=["GET"]) for path in ("/health", "/v1/health")]
+    routes += [Route(path, router.models, methods=["GET"]) for path in ("/models", "/v1/models")]
+    routes += [Route("/models/load", router.load_model, methods=["POST"])]
+    routes += [Route("/models/unload", router.unload_model, methods=["POST"])]
+    for paths, methods in ((_GET, ["GET"]), (_POST, ["POST"]), (_BOTH, ["GET", "POST"])):
+        routes += [Route(path, router, methods=methods) for path in paths]
+    return _with_handlers(routes, options, router.running)
+
+
+async def _alive(request: Request) -> Response:
+    return Json({"status": "ok"})
+
+
+def _routes() -> list[BaseRoute]:
+    """The paths of one model."""
     routes: list[BaseRoute] = [Route(path, function, methods=["GET"]) for path, function in _GET.items()]
     routes += [Route(path, function, methods=["POST"]) for path, function in _POST.items()]
     routes += [Route(path, function, methods=["GET", "POST"]) for path, function in _BOTH.items()]
+    return routes
+
+
+def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lifespan[Starlette] | None) -> Starlette:
+    """An application with these paths and the page."""
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
@@ -86,7 +132,7 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
     app.add_exception_handler(HTTPException, _on_route)
     app.add_exception_handler(ClientDisconnect, _on_gone)
     app.add_exception_handler(Exception, _on_fault)
-    app.state.service = service
+    app.state.prefix = options.api_prefix.rstrip("/")
     return app
 
 
@@ -150,7 +196,7 @@ async def _on_error(request: Request, e: Exception) -> Response:
 
 async def _on_route(request: Request, e: Exception) -> Response:
     assert isinstance(e, HTTPException)
-    prefix, path = request.app.state.service.options.api_prefix.rstrip("/"), request.url.path
+    prefix, path = request.app.state.prefix, request.url.path
     if e.status_code in (404, 405):  # the page's files are looked for at all paths that are no endpoint's
         known = path in {prefix + p for p in (*_GET, *_POST)}
         code, said = (405, f"{path} has no {request.method}") if known else (404, "File Not Found")

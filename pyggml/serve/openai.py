@@ -27,7 +27,13 @@ from .service import FINGERPRINT, Service, service_of, timings
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    service = service_of(request)
+    one = about(service_of(request))
+    names = {"name": one["id"], "model": one["id"]}
+    return Json({"object": "list", "data": [one], "models": [names]})
+
+
+def about(service: Service) -> dict[str, Any]:
+    """What /v1/models says of a model."""
     model, hp = service.model, service.model.hparams
     meta = {
         "n_vocab": hp.n_vocab,
@@ -38,9 +44,8 @@ async def models(request: Request) -> Response:
         "size": sum(t.nbytes for t in model.tensors.values()),
     }
     names = [name.strip() for name in service.options.alias.split(",") if name.strip()] or [service.name]
-    about = {"object": "model", "created": service.created, "owned_by": "pyggml"}
-    one = {"id": names[0], "aliases": names[1:], **about, "meta": meta}
-    return Json({"object": "list", "data": [one], "models": [{"name": names[0], "model": names[0]}]})
+    made = {"object": "model", "created": service.created, "owned_by": "pyggml"}
+    return {"id": names[0], "aliases": names[1:], **made, "meta": meta}
 
 
 # -- completions ------------------------------------------------------------------------------------------------------

@@ -61,6 +61,14 @@ class ServeOptions:
     )
     n_keep: int = _option(0, "--keep", "Tokens at the start that --context-shift keeps; -1: the whole prompt.", -1)
     n_queue: int = _option(256, "--queue", "Requests that wait for a slot; further ones are answered 503.", 0)
+    models_dir: str | None = _option(None, "--models-dir", "Folder of models: the model of a request chooses.")
+    models_max: int = _option(4, "--models-max", "Models that are loaded at a time; 0: any number.", 0)
+    models_autoload: bool = _option(
+        True, "--models-autoload/--no-models-autoload", "Load models when requests name them (or by /models/load)."
+    )
+    sleep_idle_seconds: int = _option(
+        -1, "--sleep-idle-seconds", "Unload a model that had nothing to do for so long, until it has; -1: never.", -1
+    )
     alias: str = _option("", "-a --alias", "Name of the model in answers (default: its path).")
     embeddings: bool = _option(False, "--embedding --embeddings", "Serve embeddings alone.")
     reranking: bool = _option(False, "--rerank --reranking", "Serve scores of a reranker alone.")
@@ -113,6 +121,8 @@ class ServeOptions:
                 whole(name, getattr(self, name), int(flag.min), error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
+        if self.models_dir is not None and not Path(self.models_dir).is_dir():
+            raise ModelError(f"models_dir: there is no folder {self.models_dir!r:.80}")
         if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():
             raise ModelError(f"slot_save_path: there is no folder {self.slot_save_path!r:.80}")
         _ = self.keys, self.template_variables
