@@ -61,6 +61,16 @@ class ServeOptions:
     )
     n_keep: int = _option(0, "--keep", "Tokens at the start that --context-shift keeps; -1: the whole prompt.", -1)
     n_queue: int = _option(256, "--queue", "Requests that wait for a slot; further ones are answered 503.", 0)
+    model_draft: str | None = _option(
+        None, "-md --model-draft --spec-draft-model", "Smaller model, or its file, that guesses tokens."
+    )
+    lookup: bool = _option(False, "--lookup", "Guess that a text goes on as it did before.")
+    mtp: bool = _option(False, "--mtp", "Let the heads in the model's file guess (MTP layers), with -np 1.")
+    draft_max: int = _option(3, "--draft-max --spec-draft-n-max", "Tokens guessed at a time, at most.", 1)
+    draft_min: int = _option(0, "--draft-min --spec-draft-n-min", "... and at least.", 0)
+    draft_p_min: float = _option(
+        0.0, "--draft-p-min --spec-draft-p-min", "A draft ends where no token is this likely.", 0
+    )
     models_dir: str | None = _option(None, "--models-dir", "Folder of models: the model of a request chooses.")
     models_max: int = _option(4, "--models-max", "Models that are loaded at a time; 0: any number.", 0)
     models_autoload: bool = _option(
@@ -116,11 +126,17 @@ class ServeOptions:
         if self.pooling is not None:
             one_of("pooling", self.pooling, POOLINGS, ModelError)
         one_of("reasoning_format", self.reasoning_format, REASONING_FORMATS, ModelError)
-        for name, (flag, _) in flags(type(self)).items():
-            if flag.min is not None:
+        for name, (flag, default) in flags(type(self)).items():
+            if flag.min is not None and isinstance(default, int):
                 whole(name, getattr(self, name), int(flag.min), error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
+        if (self.model_draft is not None) + self.lookup + self.mtp > 1:
+            raise ModelError("only one of model_draft, lookup and mtp can guess")
+        if self.model_draft is not None and self.models_dir is not None:
+            raise ModelError("model_draft guesses for one model, not for those of models_dir")
+        if self.mtp and self.n_parallel > 1:
+            raise ModelError("mtp: heads follow one text at a time: n_parallel must be 1")
         if self.models_dir is not None and not Path(self.models_dir).is_dir():
             raise ModelError(f"models_dir: there is no folder {self.models_dir!r:.80}")
         if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():

@@ -15,6 +15,7 @@ from pyggml import __version__, limits
 from pyggml.errors import ModelError, whole
 from pyggml.llm.adapters.active import Scaled, checked
 from pyggml.llm.context import LlamaContext
+from pyggml.llm.generate.drafters import DraftPool
 from pyggml.llm.generate.generation import (
     Generation,
     StoppingCriteria,
@@ -24,8 +25,9 @@ from pyggml.llm.generate.generation import (
 )
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.snapshots import Snapshots
+from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
-from pyggml.llm.model import Model
+from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.types import Floats
@@ -63,6 +65,11 @@ class Service:
         self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
         ctx = self._context()
         snapshots = None if ctx is None else Snapshots(ctx, options.cache_ram << 20, options.ctx_checkpoints)
+        if options.mtp:
+            _ = model.heads  # raises when there are none
+        self._drafts = None if ctx is None or options.model_draft is None else self._draft_pool(ctx)
+        if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
+            raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _n_slot(self) -> int:
@@ -79,6 +86,25 @@ class Service:
         if self.model.decoder_start is not None:
             options.update(sizes_to_encode(self.n_slot))
         return LlamaContext(self.model, self.n_slot * self.options.n_parallel, **options)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens of texts are guessed, and several evaluated at once."""
+        return self.options.lookup or self.options.mtp or self.options.model_draft is not None
+
+    def _draft_pool(self, ctx: LlamaContext) -> DraftPool:
+        """The contexts of the smaller model."""
+        draft = load_model(self.options.model_draft)
+        check_vocabularies(self.model.vocab, draft.vocab)
+        options: ContextOptions = {"n_threads": ctx.n_threads}
+        return DraftPool(lambda: LlamaContext(draft, self.n_slot, **options))
+
+    def _with_draft(self, g: Generation) -> Generation:
+        o = self.options
+        if not self.guesses or type(g) is not Generation or self.model.decoder_start is not None:
+            return g
+        by = self.model.heads if o.mtp else self._drafts
+        return with_draft(g, by, o.draft_max, o.draft_min, o.draft_p_min)
 
     def adapters(self, asked: Sequence[Any] | None) -> tuple[Scaled, ...] | None:
         """The adapters of a request, which asks for [{"id": 0, "scale": 0.5}] (others have scale 0) or nothing (None:
@@ -158,7 +184,7 @@ class Service:
                 text = replace(text, long=self._long(body, len(prompt), n_cells), wants_seq=self._slot(body))
                 ctx = self.thread.ctx
                 assert ctx is not None
-                made.append(text.start(ctx, n_cells))
+                made.append(self._with_draft(text.start(ctx, n_cells)))
         return made
 
     def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:
@@ -260,6 +286,8 @@ def timings(g: Generation) -> dict[str, Any]:
     t = g.timings
     parts = {"prompt": (t.n_prompt, t.prompt), "predicted": (len(g.ids), t.eval + t.sample)}
     shown: dict[str, Any] = {"cache_n": g.n_past}
+    if g.draft_stats is not None:
+        shown |= {"draft_n": g.draft_stats.n_drafted, "draft_n_accepted": g.draft_stats.n_accepted}
     for name, (n, seconds) in parts.items():
         shown |= {
             f"{name}_n": n,

@@ -122,7 +122,7 @@ def _slot(service: Service, seq: int) -> dict[str, Any]:
     engine = service.thread.engine
     assert engine is not None
     slot = engine.slots[seq] if seq < len(engine.slots) else None
-    shown: dict[str, Any] = {"id": seq, "n_ctx": service.n_slot, "speculative": False, "is_processing": False}
+    shown: dict[str, Any] = {"id": seq, "n_ctx": service.n_slot, "speculative": service.guesses, "is_processing": False}
     if slot is None:
         return shown
     g = slot.generation

@@ -321,7 +321,9 @@ class Engine:
                 return [(slot, ctx.logits)]
         active = self._together()
         batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
-        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=lambda a: len(a[1].tokens) > 1):
+        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=_is_prompt):
+            if n_outputs > 1 and len(tokens) > ctx.n_batch - len(batch):
+                continue  # logits of several tokens are wanted at once: there is no room
             n = min(len(tokens), ctx.n_batch - len(batch), self._to_checkpoint(slot.generation) or len(tokens))
             n_rows = n_outputs if n == len(tokens) else 0
             batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows)
@@ -359,6 +361,12 @@ class Engine:
             return 0
         at = len(g.prompt) - _CHECKPOINT
         return at - g.n_done if at > max(g.n_done, _CHECKPOINT) else 0
+
+
+def _is_prompt(active: tuple[Slot, Placed]) -> bool:
+    """Whether tokens may be evaluated in several batches: they come after those that may not."""
+    _, (tokens, _, _, n_outputs) = active
+    return len(tokens) > 1 and n_outputs == 1
 
 
 def adapters_key(g: Generation) -> Hashable:
