@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
-from . import anthropic, embeddings, native, openai, responses, slots, tokens
+from . import activations, anthropic, embeddings, native, openai, responses, slots, tokens
 from .errors import HTTPError, of_request
 from .http import Json, error_response
 from .options import Keys, ServeOptions
@@ -59,6 +59,7 @@ _POST: dict[str, Endpoint] = {
     "/reranking": embeddings.rerank,
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
+    "/v1/activations": activations.activations,
     "/slots/{id}": slots.slot_action,
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}

@@ -182,6 +182,26 @@ class RerankBody(Body):
     return_text: bool | None = None
 
 
+class EditBody(Body):
+    """What changes a node: the rows of `tokens` (all) times `scale`, plus `add`, a number or a row."""
+
+    node: str
+    tokens: list[int] | None = None
+    scale: float | None = None
+    add: float | list[float] | None = None
+
+
+class ActivationsBody(Body):
+    """/v1/activations."""
+
+    model: str | None = None
+    prompt: Any = None
+    nodes: list[str] | None = None
+    edits: list[EditBody] | None = None
+    format: str | None = None
+    lora: list[Any] | None = None
+
+
 class Adapter(Body):
     """An adapter and its scale."""
 

@@ -203,14 +203,18 @@ class Service:
             return None
         return whole("id_slot", body.id_slot, 0, self.options.n_parallel - 1)
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def check_tokens(self, ids: Sequence[int]) -> None:
+        """Raises HTTPError for a token that the vocabulary does not have."""
         n_vocab = self.model.hparams.n_vocab
+        if bad := next((t for t in ids if not 0 <= t < n_vocab), None):
+            raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
+
+    def _check(self, ids: Sequence[int]) -> None:
         if not ids:
             raise HTTPError(400, "the prompt is empty")
         if len(ids) >= self.n_slot:
             raise too_long(len(ids), self.n_slot)
-        if bad := next((t for t in ids if not 0 <= t < n_vocab), None):
-            raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
+        self.check_tokens(ids)
 
     def _stopping(self, body: TextBody) -> Sequence[StoppingCriteria]:
         ms = body.t_max_predict_ms or 0
