@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
 from . import activations, anthropic, embeddings, native, openai, responses, slots, tokens
+from .batches import Batches
 from .errors import HTTPError, of_request
 from .http import Json, error_response
 from .options import Keys, ServeOptions
@@ -93,7 +95,7 @@ def application(
 
 def _of_service(service: Service) -> Starlette:
     """The application of one of several models, behind a router that serves the page, and knows the keys."""
-    options = replace(service.options, ui=False, api_prefix="", api_key=None, api_key_file=None)
+    options = replace(service.options, ui=False, batches_dir=None, api_prefix="", api_key=None, api_key_file=None)
     app = _with_handlers(_routes(), options, None)
     app.state.service = service
     return app
@@ -123,18 +125,34 @@ def _routes() -> list[BaseRoute]:
 
 
 def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lifespan[Starlette] | None) -> Starlette:
-    """An application with these paths and the page."""
+    """An application with these paths, batches and the page."""
+    inner = None
+    if options.batches_dir is not None:
+        inner = Starlette(routes=list(routes), exception_handlers=_ON)
+        batches = Batches(options.batches_dir, inner, options.n_parallel, options.timeout)
+        routes += batches.routes()
+        lifespan = _both(lifespan, batches)
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options))
-    app.add_exception_handler(HTTPError, _on_error)
-    app.add_exception_handler(HTTPException, _on_route)
-    app.add_exception_handler(ClientDisconnect, _on_gone)
-    app.add_exception_handler(Exception, _on_fault)
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options), exception_handlers=_ON)
     app.state.prefix = options.api_prefix.rstrip("/")
+    if inner is not None:
+        inner.state = app.state
     return app
+
+
+def _both(outer: Lifespan[Starlette] | None, batches: Batches) -> Lifespan[Starlette]:
+    """A lifespan in which batches are answered; they end before the engine does."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        assert outer is not None, "an application with batches is no part of another"
+        async with outer(app), batches.running(app):
+            yield
+
+    return lifespan
 
 
 def _page(options: ServeOptions) -> str:
@@ -167,7 +185,7 @@ class _WithKey:
     def __init__(self, app: ASGIApp, keys: Keys, prefix: str) -> None:
         self._app, self._keys = app, keys
         self._guarded = {prefix + path for path in (*_GET, *_POST, *_BOTH)} - {prefix + path for path in _PUBLIC}
-        self._slots = f"{prefix}/slots/"
+        self._private = tuple(prefix + path for path in ("/slots/", "/v1/files", "/v1/batches"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or let the request through."""
@@ -182,7 +200,7 @@ class _WithKey:
 
     def _is_guarded(self, scope: Scope) -> bool:
         path = scope["path"].rstrip("/") or "/"
-        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._slots)
+        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._private)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -211,3 +229,11 @@ async def _on_gone(request: Request, e: Exception) -> Response:
 
 async def _on_fault(request: Request, e: Exception) -> Response:
     return error_response(of_request(e))
+
+
+_ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    HTTPError: _on_error,
+    HTTPException: _on_route,
+    ClientDisconnect: _on_gone,
+    Exception: _on_fault,
+}

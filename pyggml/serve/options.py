@@ -101,6 +101,7 @@ class ServeOptions:
     )
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
+    batches_dir: str | None = _option(None, "--batches-dir", "Folder of /v1/files and /v1/batches (default: none).")
     metrics: bool = _option(False, "--metrics", "Answer /metrics.")
     props: bool = _option(False, "--props", "Answer POST /props.")
     slots: bool = _option(True, "--slots/--no-slots", "Answer /slots.")
@@ -137,10 +138,10 @@ class ServeOptions:
             raise ModelError("model_draft guesses for one model, not for those of models_dir")
         if self.mtp and self.n_parallel > 1:
             raise ModelError("mtp: heads follow one text at a time: n_parallel must be 1")
-        if self.models_dir is not None and not Path(self.models_dir).is_dir():
-            raise ModelError(f"models_dir: there is no folder {self.models_dir!r:.80}")
-        if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():
-            raise ModelError(f"slot_save_path: there is no folder {self.slot_save_path!r:.80}")
+        for name in ("slot_save_path", "batches_dir", "models_dir"):
+            folder: str | None = getattr(self, name)
+            if folder is not None and not Path(folder).is_dir():
+                raise ModelError(f"{name}: there is no folder {folder!r:.80}")
         _ = self.keys, self.template_variables
 
     @property
