@@ -206,15 +206,13 @@ class Batches:
 
     async def _asked(self, path: str, body: Object) -> tuple[int, Any]:
         """The status and the body of what the application answers."""
-        data, parts, status = dumps(body), list[bytes](), [500]
+        left, parts, status = [dumps(body)], list[bytes](), [500]
         waits = asyncio.Event()  # for ever: the client does not leave
 
         async def receive() -> Message:
-            nonlocal data
-            if data is None:
+            if not left:
                 await waits.wait()
-            sent, data = data, None
-            return {"type": "http.request", "body": sent, "more_body": False}
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
 
         async def send(message: Message) -> None:
             status[0] = message.get("status", status[0])
@@ -292,9 +290,9 @@ def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
+            line: Any = json.loads(text)
         except (ValueError, RecursionError):
-            line = None
+            line = ""
         why = _why_not(line, endpoint, seen)
         if why:
             wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
