@@ -181,7 +181,7 @@ class SoundProcessor:
         for i in range(0, len(windows), _FRAMES):
             part: Any = np.fft.rfft(windows[i : i + _FRAMES] * self._window).astype(np.complex64)
             power: Doubles = np.abs(part, dtype=np.float64) ** 2.0
-            bands: Any = self._filters.T @ power.T
+            bands = cast("Doubles", self._filters.T @ power.T)
             found[:, i : i + _FRAMES] = np.log10(np.maximum(_LEAST_POWER, bands))
         if found.size:
             np.maximum(found, found.max() - np.float32(_RANGE), out=found)
