@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pyggml.errors import Aborted, GGMLError, SamplerError
+from pyggml.errors import Aborted, BackendError, GGMLError, GGUFError, SamplerError
 
 _TYPES = {
     401: "authentication_error",
@@ -53,6 +53,8 @@ def of_request(e: Exception) -> HTTPError:
         case ValidationError():
             found = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False)]
             return HTTPError(400, "; ".join(found[:5]) or "the request makes no sense")
+        case GGUFError() | BackendError():  # the model's file is lost, or the machine fails
+            return HTTPError(500, " ".join(str(e).split()))
         case GGMLError():
             return HTTPError(400, " ".join(str(e).split()))
         case RecursionError():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +24,8 @@ import pyggml as gg
 from pyggml import limits
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.connection import Connection, Server
+
+from .conftest import process
 
 HEAD = b"POST /completion HTTP/1.1\r\nHost: x\r\n"
 
@@ -237,3 +243,76 @@ def test_clients_that_vanish_in_each_phase(tales: gg.Model, reset: bool) -> None
         slots = httpx.get(f"{server.url}/slots").json()
         assert not any(slot["is_processing"] for slot in slots)
         assert server.thread._open == {} and not server.thread.stopped
+
+
+# -- a machine that fails ---------------------------------------------------------------------------------------------
+
+
+def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
+    """Whenever it comes, files are whole, and another server goes on from them."""
+    args = ("-c", 2048, "-np", 2, "--slot-save-path", tmp_path)
+    body = {"prompt": "Once upon a time there was a king", "n_predict": 60, "ignore_eos": True, "temperature": 0}
+    with process(*args) as (url, p), httpx.Client(base_url=url) as c:
+        first = c.post("/completion", json=body).json()
+        saved = [c.post("/slots/0?action=save", json={"filename": f"s{i}"}).json() for i in range(3)]
+        assert {x["n_saved"] for x in saved} == {first["tokens_cached"]}
+        size = saved[0]["n_written"]
+
+        def save() -> None:
+            with suppress(httpx.TransportError):
+                while True:
+                    httpx.post(f"{url}/slots/0?action=save", json={"filename": "s0"})
+
+        saves = threading.Thread(target=save)
+        saves.start()
+        time.sleep(0.1)
+        p.kill()
+        saves.join()
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == dict.fromkeys(("s0", "s1", "s2"), size)
+    with process(*args) as (url, _), httpx.Client(base_url=url) as c:
+        for i in range(3):
+            got = c.post("/slots/1?action=restore", json={"filename": f"s{i}"})
+            assert got.status_code == 200 and got.json()["n_restored"] == saved[0]["n_saved"]
+        again = c.post("/completion", json={**body, "prompt": body["prompt"] + first["content"]}).json()
+        assert again["timings"]["cache_n"] > 60
+        longer = c.post("/completion", json={**body, "n_predict": 120, "cache_prompt": False}).json()["content"]
+        assert longer == first["content"] + again["content"]
+
+
+def test_a_full_disk_for_slots(tmp_path: Path) -> None:
+    """A file that cannot be written leaves the one before as it was, and the server goes on."""
+    with process("-c", 2048, "-np", 1, "--slot-save-path", tmp_path) as (url, p), httpx.Client(base_url=url) as c:
+        body = {"prompt": "Once upon a time", "n_predict": 4, "ignore_eos": True, "temperature": 0}
+        c.post("/completion", json=body)
+        assert c.post("/slots/0?action=save", json={"filename": "s"}).status_code == 200
+        data = (tmp_path / "s").read_bytes()
+        answer = c.post("/completion", json={**body, "n_predict": 100}).json()["content"]
+        hard = resource.prlimit(p.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(p.pid, resource.RLIMIT_FSIZE, (len(data) + 9, hard))  # no file may be longer
+        for name in ("s", "t"):
+            r = c.post("/slots/0?action=save", json={"filename": name})
+            assert r.status_code == 507 and "File too large" in r.json()["error"]["message"]
+        assert [path.name for path in tmp_path.iterdir()] == ["s"] and (tmp_path / "s").read_bytes() == data
+        assert c.post("/completion", json={**body, "n_predict": 100}).json()["content"] == answer
+        resource.prlimit(p.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        assert c.post("/slots/0?action=save", json={"filename": "s"}).json()["n_written"] > len(data)
+
+
+def test_a_model_file_that_is_replaced_or_cut(tmp_path: Path, tales: gg.Model) -> None:
+    """Another file of that name changes nothing for a server that has read the old one. One that is cut under a server
+    takes its answers, by an error that names it, and not its life."""
+    path = tmp_path / "m.gguf"
+    shutil.copy(tales.path, path)
+    with process("-m", path, "-c", 2048, "-np", 1) as (url, p), httpx.Client(base_url=url) as c:
+        body = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+        answer = c.post("/completion", json=body).json()["content"]
+        path.rename(tmp_path / "old")
+        path.write_bytes(b"something else")
+        assert c.post("/completion", json={**body, "cache_prompt": False}).json()["content"] == answer
+        os.truncate(tmp_path / "old", 8192)
+        for where, asked in (("/completion", body), ("/v1/embeddings", {"input": "x"})):
+            r = c.post(where, json=asked)
+            assert r.status_code == 500 and "m.gguf: the file had" in r.json()["error"]["message"], r.text
+        assert c.get("/v1/models").status_code == 200 and p.poll() is None
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(10) == 0
