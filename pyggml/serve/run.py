@@ -16,6 +16,7 @@ from .options import ListenOptions, ServeOptions
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+_SWITCH = 1e-3  # seconds; Python's 5 ms are ten steps of a small model, for which tokens then wait in one of two threads
 _CUT = 2  # seconds that clients have to take the ends of answers that were cut
 
 
@@ -58,4 +59,5 @@ def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: boo
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
     print(f"pyggml serves {model.path} at {at}", file=sys.stderr, flush=True)
+    sys.setswitchinterval(_SWITCH)
     Server(config, options.timeout, listen.stop_seconds, app.state.service.thread.cut).run()
