@@ -14,6 +14,7 @@ from ..llm.context import LlamaContext
 from ..llm.embed import embed_tokens
 from ..llm.generate.engine import Pending
 from ..llm.generate.generation import Generation, functions
+from ..llm.generate.kept import KeptContext
 from ..llm.generate.prefixes import keep_prefix
 from ..llm.model import Model, load_model
 from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
@@ -135,8 +136,7 @@ class Llama:
         self._n_threads, self._pooling = n_threads, _POOLING[pooling_type]
         self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch}
         self._cache |= {k: _TYPES[t] for k, t in (("type_k", type_k), ("type_v", type_v)) if t is not None}
-        self._ctx: LlamaContext | None = None
-        self._tokens: list[int] = []  # that the context has evaluated
+        self._kept = KeptContext(self._new_context)
         if lora_path is not None:
             self.model.adapt([(self.model.load_lora(lora_path), lora_scale)])
 
@@ -170,6 +170,8 @@ class Llama:
         if request.get("seed") is None and self._seed != LLAMA_DEFAULT_SEED:
             request["seed"] = self._seed
         own: dict[str, Any] = {"n_ctx": self._n_ctx, "n_threads": self._n_threads, "flash_attn": self._flash_attn}
+        if not own.keys() & request.keys():  # else the request wants a context of its own
+            own["kept"] = self._kept
         return {**own, "repeat_last_n": self.last_n_tokens_size, **request}
 
     # -- embeddings -------------------------------------------------------------------------------------------------
@@ -213,21 +215,19 @@ class Llama:
 
     def reset(self) -> None:
         """Forget what was evaluated."""
-        self._tokens.clear()
-        if self._ctx is not None:
-            self._ctx.memory.clear()
+        self._kept.clear()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens after those that the context has. Raises KVCacheFull when they do not fit."""
-        ctx = self._context()
+        ctx = self._kept.ctx
         for i in range(0, len(tokens), ctx.n_batch):
             ctx.decode(list(tokens[i : i + ctx.n_batch]))
-        self._tokens += tokens
+        self._kept.held.extend(tokens)
 
     def sample(self, **sampling: Any) -> int:
         """A token for what was evaluated last."""
         chain, _ = self._chain(sampling)
-        chain.prime(self._tokens)
+        chain.prime(self._kept.held)
         return chain.sample(self._last_logits())
 
     def generate(self, tokens: Sequence[int], reset: bool = True, **sampling: Any) -> Generator[int, Any, None]:
@@ -236,7 +236,7 @@ class Llama:
         everything that the context has.
         """
         chain, stopping = self._chain(sampling)
-        ctx, held, new = self._context(), self._tokens, list(tokens)
+        ctx, held, new = self._kept.ctx, self._kept.held, list(tokens)
         if not new:
             raise BatchError("there are no tokens to generate from")
         if reset:
@@ -252,18 +252,16 @@ class Llama:
     @property
     def n_tokens(self) -> int:
         """Tokens that were evaluated."""
-        return len(self._tokens)
+        return len(self._kept.held)
 
-    def _context(self) -> LlamaContext:
-        if self._ctx is None:
-            options: Any = {"n_threads": self._n_threads, "flash_attn": self._flash_attn, **self._cache}
-            self._ctx = self.model.new_context(self._n_ctx, **options)
-        return self._ctx
+    def _new_context(self) -> LlamaContext:
+        options: Any = {"n_threads": self._n_threads, "flash_attn": self._flash_attn, **self._cache}
+        return self.model.new_context(self._n_ctx, **options)
 
     def _last_logits(self) -> Any:
-        if not self._tokens:
+        if not self._kept.held:
             raise BatchError("nothing was evaluated yet")
-        return self._context().logits[-1]
+        return self._kept.ctx.logits[-1]
 
     def _chain(self, sampling: dict[str, Any]) -> tuple[SamplerChain, Sequence[Callable[..., bool]]]:
         given = {k: v for k, v in sampling.items() if v is not None and k not in ("tfs_z", "idx")}
@@ -310,7 +308,7 @@ class Llama:
         self._seed = seed
 
     def set_cache(self, cache: object) -> None:
-        """Without effect: completions keep nothing of earlier ones."""
+        """Without effect: what the last text and the next one begin with alike is kept in any case."""
 
     def close(self) -> None:
         """Close the model."""

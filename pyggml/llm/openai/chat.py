@@ -11,7 +11,8 @@ from uuid import uuid4
 
 from pyggml.errors import ModelError, SamplerError
 
-from ..generate.generation import Generation, Token, in_own_context, until_end
+from ..generate.generation import Generation, Token
+from ..generate.kept import KeptContext, begin
 from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
@@ -54,16 +55,18 @@ def create_chat_completion(
     chat_template: str | ChatTemplate | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
+    kept: KeptContext | None = None,
     **request: Unpack[SamplingRequest],
 ) -> ChatCompletion | Iterator[ChatCompletionChunk]:
     """The reply to a chat, in the shape of OpenAI's chat completions; with `stream` an iterator of parts.
 
-    Calls of `tools` are read out of the reply in the form of the model's family (`tool_calls`, as JSON text), and so
-    is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a grammar
-    forces the call. `functions` and `function_call` are older names of the two. `response_format`: json_object or
-    json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own, or that of
-    `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: the name of the model in
-    the answer. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
+    Calls of `tools` are read out of the reply in the form of the model's family (`tool_calls`, as JSON text), and
+    so is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a
+    grammar forces the call. `functions` and `function_call` are older names of the two. `response_format`:
+    json_object or json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own,
+    or that of `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: the name of
+    the model in the answer. `kept`: a context that stays for the next request, whose chat may begin alike. The
+    temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
     `Model.stream` raises.
     """
     chat = read_chat(
@@ -82,18 +85,18 @@ def create_chat_completion(
     stop = options.get("stop")
     options["stop"] = (*chat.stop, *stop_strings(() if stop is None else stop, SamplerError))
     asked, own = asked_for(model, chat.ids, max_tokens, n_probs, options)
-    g = in_own_context(model, asked, **own)
+    g, tokens = begin(model, asked, own, kept)
     answer = ChatAnswer(chat, g, name or model.path)
     if stream:
-        return _streamed(answer)
-    for token in until_end(g):
+        return _streamed(answer, tokens)
+    for token in tokens:
         answer.take(token)
     return answer.whole()
 
 
-def _streamed(answer: ChatAnswer) -> Iterator[ChatCompletionChunk]:
+def _streamed(answer: ChatAnswer, tokens: Iterator[Token]) -> Iterator[ChatCompletionChunk]:
     yield answer.role()
-    for token in until_end(answer.g):
+    for token in tokens:
         yield from answer.parts(token)
 
 

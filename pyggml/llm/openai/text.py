@@ -9,7 +9,8 @@ from pyggml.errors import SamplerError, whole
 from pyggml.types import Floats
 
 from ..generate.engine import Pending, Placed
-from ..generate.generation import Generation, Token, in_own_context, until_end
+from ..generate.generation import Generation, Token
+from ..generate.kept import KeptContext, begin
 from ..loaded import LoadedModel
 from .request import SamplingRequest, asked_for, finish, new_id, now, piece, usage
 from .types import Completion, CompletionLogprobs, FinishReason
@@ -29,6 +30,7 @@ def create_completion(
     stream: bool = False,
     *,
     name: str | None = None,
+    kept: KeptContext | None = None,
     **request: Unpack[SamplingRequest],
 ) -> Completion | Iterator[Completion]:
     """The text that follows a prompt, in the shape of OpenAI's completions; with `stream` an iterator of parts.
@@ -38,6 +40,7 @@ def create_completion(
     echo        put the prompt before the text
     suffix      a text that is to follow the generated one
     name        the name of the model in the answer
+    kept        a context that stays for the next request; None: a context for this one alone
     request     how tokens are chosen, by OpenAI's names, see `SamplingRequest`
 
     Raises what `Model.stream` raises.
@@ -47,9 +50,9 @@ def create_completion(
     text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
     ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
     asked, own = asked_for(model, ids, max_tokens, logprobs, request, kind_of(model, echo, logprobs))
-    g = in_own_context(model, asked, **own)
+    g, tokens = begin(model, asked, own, kept)
     answer = CompletionAnswer(g, name or model.path, text, echo, suffix)
-    parts = (part for token in until_end(g) for part in answer.parts(token))
+    parts = (part for token in tokens for part in answer.parts(token))
     if stream:
         return parts
     return answer.joined(list(parts))

@@ -16,6 +16,7 @@ KEY = "tokenizer.ggml."
 SPACE = "\u2581"  # most vocabularies spell a space so
 NO_UTF8 = re.compile("([\udc80-\udcff])")  # surrogates, which stand for bytes that are not UTF-8
 
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _F32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -68,10 +69,10 @@ class Tokens:
     def byte(self, token: int) -> bytes:
         """The byte of a token of type BYTE. Raises ModelError when its text spells no byte."""
         text = self.texts[token]
-        try:
-            return bytes([int(text.removeprefix("<0x").removesuffix(">"), 16)])
-        except ValueError:
-            raise ModelError(f"{KEY}tokens: {text!r} is typed as a byte and does not spell one") from None
+        found = _BYTE.fullmatch(text)
+        if found is None:
+            raise ModelError(f"{KEY}tokens: {text!r} is typed as a byte and does not spell one")
+        return bytes.fromhex(found[1])
 
 
 def utf8(text: str) -> bytes:
