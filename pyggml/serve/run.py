@@ -16,7 +16,9 @@ from .options import ListenOptions, ServeOptions
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-_SWITCH = 1e-3  # seconds; Python's 5 ms are ten steps of a small model, for which tokens then wait in one of two threads
+_SWITCH = (
+    1e-3  # seconds; Python's 5 ms are ten steps of a small model, for which tokens then wait in one of two threads
+)
 _CUT = 2  # seconds that clients have to take the ends of answers that were cut
 
 

@@ -104,7 +104,9 @@ async def _text(client: Client, n: int, i: int, times: Times) -> None:
     body = {"prompt": _PROMPT.format(i), "n_predict": n, "stream": True, "ignore_eos": True, "temperature": 0}
     start = perf_counter()
     status, parts, at = await client.ask("POST", "/completion", body)
-    events = [(line[6:], t) for part, t in zip(parts, at, strict=True) for line in part.split(b"\n") if line[:1] == b"d"]
+    events = [
+        (line[6:], t) for part, t in zip(parts, at, strict=True) for line in part.split(b"\n") if line[:1] == b"d"
+    ]
     if status != 200 or not events:
         raise Refused(f"{status} {b''.join(parts)[:300]!r}")
     last = json.loads(events[-1][0])

@@ -222,18 +222,50 @@ class Engine:
                 slot.generation.n_done += len(tokens)
                 return [(slot, ctx.logits)]
         active = [(slot, slot.pending) for slot in self.slots if isinstance(slot.pending, Placed)]
-        batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
-        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=lambda a: len(a[1].tokens) > 1):
-            n = min(len(tokens), ctx.n_batch - len(batch))
+        parts = sorted(active, key=lambda a: len(a[1].tokens) > 1)
+        batch, taken = Batch(), list[tuple[Slot, int, int, int]]()  # tokens of each; rows of logits, and spare ones
+        sizes, n_spare = _rounded([want for _, want in parts], ctx.n_batch)
+        for (slot, (tokens, pos, seqs, n_outputs)), n in zip(parts, sizes, strict=True):
             n_rows = n_outputs if n == len(tokens) else 0
-            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows)
-            taken.append((slot, n, n_rows))
+            spare = min(n_spare, n - n_rows)
+            n_spare -= spare
+            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows + spare)
+            taken.append((slot, n, n_rows, spare))
         if taken:
             ctx.decode(batch)
         turns: list[_Turn] = []
         row = 0
-        for slot, n, n_rows in taken:
+        for slot, n, n_rows, spare in taken:
             slot.generation.n_done += n
-            turns.append((slot, ctx.logits[row : row + n_rows]))
-            row += n_rows
+            row += spare + n_rows
+            turns.append((slot, ctx.logits[row - n_rows : row]))
         return turns
+
+
+def _rounded(wants: Sequence[Placed], n_batch: int) -> tuple[list[int], int]:
+    """How many tokens of each go into a batch, in their order, and how many rows of logits it has that nobody reads.
+
+    A graph is built for each number of tokens and of rows, which takes as long as some steps. Where prompts are
+    evaluated beside other texts, these numbers hardly ever come again, so they are rounded: what is left of a prompt
+    goes with the next tokens of the others, and rows are cheap.
+    """
+    sizes: list[int] = []
+    for want in wants:
+        sizes.append(min(len(want.tokens), n_batch - sum(sizes)))
+    total = sum(sizes)
+    if len(sizes) < 2 or total == len(sizes):
+        return sizes, 0
+    too_many = total - _round(total)
+    for i in reversed(range(len(sizes))):
+        if wants[i].n_outputs == 1 and sizes[i] > 1:
+            cut = min(too_many, sizes[i] - 1)
+            sizes[i] -= cut
+            too_many -= cut
+    n_rows = sum(want.n_outputs for want, n in zip(wants, sizes, strict=True) if n == len(want.tokens))
+    return sizes, (1 << max(n_rows - 1, 0).bit_length()) - n_rows  # a power of two in all
+
+
+def _round(n: int) -> int:
+    """The largest number up to `n` that is a power of two times 4, 5, 6 or 7; up to 8 `n` itself."""
+    grain = 1 << max(n.bit_length() - 3, 0)
+    return n // grain * grain
