@@ -18,6 +18,10 @@ PATTERN_SECONDS = 5  # for matching all `rank_pattern` and `alpha_pattern` of a 
 TRACE_BYTES = 1 << 30  # size to which a trace (.npz) may unpack, however small its file is ...
 TRACE_RATIO = 16  # ... and how many times as large as its file: numbers rarely shrink to half when packed
 
+# Pictures. Pillow warns from this number on, too
+PICTURE_PIXELS = (1 << 30) // 12  # pixels of a picture (89 million), and of all that a processor makes of it
+PICTURE_TILES = 1 << 10  # tiles that a processor cuts a picture into (the largest known number is 145)
+
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
 TEMPLATE_SOURCE = 1 << 17  # characters of a template (the largest known has 30,000)
 TEMPLATE_STEPS = 1 << 24  # nodes of the template that are run, and values that are written or compared

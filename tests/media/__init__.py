@@ -1,0 +1,1 @@
+"""Tests of pictures: opening them, and what processors make of them."""
