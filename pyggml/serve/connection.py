@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from pyggml import limits
 
@@ -54,14 +54,22 @@ class Connection(H11Protocol):
             now = monotonic()
             idle = [c for c in here if c.is_idle and now - c._idle_since >= _IDLE]
             if idle:
-                min(idle, key=lambda c: c._idle_since).transport.abort()
+                min(idle, key=Connection._since_when).transport.abort()
             else:
                 self._refuse(HTTPError(503, f"there are {room()} connections: try again later"))
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is under way."""
-        return not self._refused and (self.cycle is None or self.cycle.response_complete)
+        return not self._refused and (self._asked is None or self._asked.response_complete)
+
+    @property
+    def _asked(self) -> RequestResponseCycle | None:
+        """The last request. (uvicorn does not tell type checkers that there may be none yet.)"""
+        return cast("RequestResponseCycle | None", self.cycle)
+
+    def _since_when(self) -> float:
+        return self._idle_since
 
     def data_received(self, data: bytes) -> None:
         """A part of a request."""
@@ -113,9 +121,9 @@ class Connection(H11Protocol):
         """Read, and forget, what else comes for a while: a client that still sends would else not see the answer."""
         self._refused, self._since = True, monotonic()
         self._unset_keepalive_if_required()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # an endpoint that waits for the rest of the request ends
-            self.cycle.message_event.set()
+        if (asked := self._asked) is not None and not asked.response_complete:
+            asked.disconnected = True  # an endpoint that waits for the rest of the request ends
+            asked.message_event.set()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()

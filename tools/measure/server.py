@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -139,7 +139,7 @@ async def measure(url: str, n_clients: int, n_tokens: int, n_requests: int, key:
 
 
 @contextmanager
-def started(command: Sequence[str]) -> Iterator[tuple[str, int]]:
+def started(command: Sequence[str]) -> Generator[tuple[str, int]]:
     """A server: its address, and the id of its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
