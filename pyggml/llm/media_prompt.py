@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,12 +225,15 @@ def media_key(thing: Any) -> bytes:
     from pyggml.media import Features
 
     h = blake2b(digest_size=16)
-    if isinstance(thing, str | os.PathLike):
-        thing = Path(os.fspath(cast("str", thing))).read_bytes()
+    if isinstance(thing, str) or hasattr(thing, "__fspath__"):
+        try:
+            thing = Path(thing).read_bytes()
+        except OSError:  # whoever reads the picture says what is wrong with the file
+            thing = str(thing).encode()
     if isinstance(thing, Features):
         parts: list[Any] = [thing.rows, thing.grid, thing.deepstack]
     elif isinstance(thing, bytes | bytearray | memoryview):
-        parts = [bytes(thing)]
+        parts = [bytes(cast("bytes", thing))]
     elif hasattr(thing, "mode") and hasattr(thing, "tobytes"):  # a PIL image
         parts = [thing.mode, thing.size, thing.tobytes()]
     else:

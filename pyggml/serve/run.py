@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,27 @@ from .options import ListenOptions, ServeOptions
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+# Seconds for which a Python thread has its turn: 5 ms, Python's own, are ten steps of a small model.
+_SWITCH = 1e-3
+_CUT = 2  # seconds that clients have to take the ends of answers that were cut
 
-def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: bool = False) -> None:
-    """Serve a model. SIGTERM and Ctrl-C end it: no further requests are taken, and answers under way have
-    `stop_seconds` to end before they are cut. Raises ModelError when a package is missing."""
+
+def run(
+    load: Callable[[str | None], Model], options: ServeOptions, listen: ListenOptions, verbose: bool = False
+) -> None:
+    """Serve a model, or those of a folder, until SIGTERM or Ctrl-C ends it; `load` loads a model by its path (None: the
+    only one). No further requests are taken then, and answers under way have `stop_seconds` to end before they are cut;
+    a second signal cuts them at once. Raises ModelError when a package is missing."""
     try:
         import uvicorn
+
+        from .connection import Connection, Server
     except ImportError as e:
         raise needs_extra(e) from None
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
         raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
-    app = create_app(model, options)
+    model = load(None) if options.models_dir is None else None
+    app = create_app(model, options, load)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
@@ -39,18 +50,19 @@ def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: boo
     config = uvicorn.Config(
         application,
         **where,
-        http="h11",  # it bounds the size of headers
+        http=Connection,
         ws="none",
         lifespan="on",
         log_level="info" if verbose else "warning",
         access_log=verbose,
         server_header=False,
-        timeout_graceful_shutdown=listen.stop_seconds,
+        timeout_graceful_shutdown=listen.stop_seconds + _CUT,
     )
     scheme = "http" if listen.ssl_key_file is None else "https"
     at = (
         uds
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
-    print(f"pyggml serves {model.path} at {at}", file=sys.stderr, flush=True)
-    uvicorn.Server(config).run()
+    print(f"pyggml serves {options.models_dir if model is None else model.path} at {at}", file=sys.stderr, flush=True)
+    sys.setswitchinterval(_SWITCH)
+    Server(config, options.timeout, listen.stop_seconds, app.state.cut).run()

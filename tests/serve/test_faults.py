@@ -58,7 +58,7 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 10**9}, 400, "n must be"),
-        (COMPLETION, {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, 501, "lora"),
+        (COMPLETION, {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, 400, "there is no adapter 0"),
         (COMPLETION, {"prompt": "x y " * 600}, 400, "exceeds the available context size (512 tokens)"),
         (CHAT, {}, 400, '"messages" is required'),
         (CHAT, {"messages": "hi"}, 400, "messages must be a list"),
@@ -303,6 +303,7 @@ def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
             for path in ("/health", "/slots"):
                 assert (await c.get(path)).status_code == 503
             assert (await c.post(COMPLETION, json=body)).status_code == 503
+            thread.stop()  # its error has come to nobody when the patch ends
 
     in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 
