@@ -193,7 +193,10 @@ def _vit_keys(c: TowerConfig) -> dict[str, object]:
     n_out = c.tower.get("pooler_output_size", default=None) or sizes["embedding_length"]
     act = c.tower.get("pooler_act", default="tanh")
     return {
-        "projector_type": "vit", **sizes, "projection_dim": n_out, **_labels(c),
+        "projector_type": "vit",
+        **sizes,
+        "projection_dim": n_out,
+        **_labels(c),
         "projector.hidden_activation": act,
     }
 
