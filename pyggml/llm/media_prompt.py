@@ -33,9 +33,9 @@ _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each ot
 class MediaPrompt:
     """A prompt with pictures or sounds, for `decode`.
 
-    ids     token ids; of Whisper those of its decoder. Else a placeholder stands for each row that the tower makes of the pictures: `media_token(model)` of
-            the model, as often as all pictures together have rows. Between these there may be other tokens (of lines,
-            of tiles), as the checkpoint's processor puts them
+    ids     token ids; of Whisper those of its decoder. In other models a placeholder stands for each row that the tower
+            makes of the pictures: `media_token(model)` of the model, as often as all pictures together have rows.
+            Between these there may be other tokens (of lines, of tiles), as the checkpoint's processor puts them
     images  in the order of their placeholders: a path, the bytes of a file, a PIL image, a uint8 array [height, width,
             3], or `pyggml.media.Features`, which a tower made before
     audio   the same for sounds: a path, the bytes of a file, samples, or Features
