@@ -80,8 +80,9 @@ _INSTEAD = {
         -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --image --audio --video
         --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
         --video-ffmpeg-dir --media-path --tts-lang --tts-speaker-file""",
-    "`pyggml serve` serves one model: leave it out": """
+    "`pyggml serve` serves one model, or those of --models-dir": """
         --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
+    "`pyggml serve` has it": "--sleep-idle-seconds",
     "`pyggml serve` runs no tools: those of a request go to the client": """
         --ui-mcp-proxy --webui-mcp-proxy --no-ui-mcp-proxy --no-webui-mcp-proxy --tools --tools-runtime
         --mcp-servers-config --mcp-servers-json -ag --agent -no-ag --no-agent""",
@@ -91,7 +92,6 @@ _INSTEAD = {
         --cache-prompt --no-cache-prompt --cache-reuse -sps --slot-prompt-similarity""",
     "one event loop serves all connections of `pyggml serve`, and clients bring keys, no cookies: leave it out": """
         --threads-http --reuse-port --cors-credentials --no-cors-credentials""",
-    "a server without requests takes no time: leave it out": "--sleep-idle-seconds",
     "pyggml runs no diffusion models on its command line": """
         --diffusion-steps --diffusion-visual --diffusion-eps --diffusion-algorithm --diffusion-alg-temp
         --diffusion-block-length --diffusion-cfg-scale --diffusion-add-gumbel-noise""",

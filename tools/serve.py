@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, get_type_hints
 
+import click
+
 from pyggml.errors import ModelError
+from pyggml.llm.model import Model
 from pyggml.llm.samplers import TextParams
 from pyggml.serve.options import ListenOptions, ServeOptions, flags
 
@@ -46,6 +50,12 @@ def serve(
     with usage(ModelError):
         defaults = TextParams(**sampling, n_predict=n_predict, stop=tuple(stop or ()))
         options = ServeOptions(**served, defaults=defaults, context=run.context())
-    m = run.load()
-    adapters.apply(m)
-    run_server(m, options, ListenOptions(**listen), run.verbose)
+    if options.models_dir is not None and run.model is not None:
+        raise click.UsageError("-m serves one model, --models-dir those of a folder: give one of the two")
+
+    def load(path: str | None) -> Model:
+        m = (run if path is None else replace(run, model=path)).load()
+        adapters.apply(m)
+        return m
+
+    run_server(load, options, ListenOptions(**listen), run.verbose)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from .actors import Actor, ActorDied, Actors, MemoryOp
 from .pool import ATTEMPTS, WorkerDied
 
 if TYPE_CHECKING:
+    from pyggml.llm.adapters.active import Scaled
     from pyggml.llm.options import ContextOptions
 
 
@@ -214,6 +215,10 @@ class StagedContext:
     def keep_hidden(self) -> None:
         """Stages do not: raises ModelError."""
         raise ModelError("a model in stages does not give its hidden states")
+
+    def set_loras(self, loras: Iterable[Scaled]) -> None:
+        """Stages have the adapters that they began with: raises ModelError."""
+        raise ModelError("a model in stages keeps the adapters that it began with")
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:
         """Stages do not: raises ModelError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.models.memory.memory import Memory
@@ -14,6 +14,8 @@ from .loaded import LoadedModel
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from .adapters.active import Scaled
 
 
 class Decoder(Protocol):
@@ -68,6 +70,11 @@ class Decoder(Protocol):
 
     def keep_hidden(self) -> None:
         """Set `hidden` after each decode from now on. Raises ModelError when the decoder cannot give it."""
+        ...
+
+    def set_loras(self, loras: Iterable[Scaled]) -> None:
+        """Run the next decodes with these adapters, each with its scale. Raises ModelError for adapters that do not
+        fit, and when the decoder takes none."""
         ...
 
     def save_state(self, path: str | os.PathLike[str], tokens: Sequence[int] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pyggml.errors import ModelError
@@ -17,8 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["ServeOptions", "create_app"]
 
 
-def create_app(model: Model | str | os.PathLike[str] | None = None, options: ServeOptions | None = None) -> Starlette:
-    """The ASGI application that serves a model: a loaded one, a path, or the model that ships with pyggml (None).
+def create_app(
+    model: Model | str | os.PathLike[str] | None = None,
+    options: ServeOptions | None = None,
+    load: Callable[[str], Model] | None = None,
+) -> Starlette:
+    """The ASGI application that serves a model: a loaded one, a path, or the model that ships with pyggml (None). With
+    `models_dir` it serves the models of that folder. `load` loads one by its path (`gg.load_model`).
 
     Its engine starts with the first request, and stops with the application (the end of ASGI's lifespan). Raises
     ModelError when starlette or pydantic is missing, for options that do not fit the model, and what loading it raises.
@@ -27,7 +33,9 @@ def create_app(model: Model | str | os.PathLike[str] | None = None, options: Ser
         from .app import application
     except ImportError as e:
         raise needs_extra(e) from None
-    return application(model, options or ServeOptions())
+    from ..llm.model import load_model
+
+    return application(model, options or ServeOptions(), load or load_model)
 
 
 def needs_extra(e: ImportError) -> ModelError:

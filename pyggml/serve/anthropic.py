@@ -101,8 +101,10 @@ def _chat(body: MessagesBody) -> ChatBody:
         chat["tools"] = [_tool(t) for t in body.tools]
     if body.tool_choice is not None:
         chat["tool_choice"] = _choice(body.tool_choice)
+        chat["parallel_tool_calls"] = not body.tool_choice.get("disable_parallel_tool_use")
     if body.thinking is not None:
         chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.get("type") != "disabled"}
+        chat["thinking_budget_tokens"] = body.thinking.get("budget_tokens")
     return ChatBody.model_validate(chat)
 
 
@@ -251,7 +253,8 @@ class _Blocks:
             events.append(self._delta({"type": "text_delta", "text": text}))
         calls: Sequence[Mapping[str, Any]] = delta.get("tool_calls", ())
         for call in calls:
-            events += self._opened("tool_use", _use(call, False), anew=True)
+            if "id" in call:
+                events += self._opened("tool_use", _use(call, False), anew=True)
             events.append(self._delta({"type": "input_json_delta", "partial_json": call["function"]["arguments"]}))
         return events
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,15 +16,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
-from . import anthropic, embeddings, native, openai, responses, slots, tokens
+from . import activations, anthropic, embeddings, native, openai, responses, slots, tokens
+from .batches import Batches
 from .errors import HTTPError, of_request
-from .http import error_response
+from .http import Json, error_response
 from .options import Keys, ServeOptions
+from .router import Load, Router
 from .service import Service
 from .static import PageFiles
 
@@ -57,15 +61,25 @@ _POST: dict[str, Endpoint] = {
     "/reranking": embeddings.rerank,
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
+    "/v1/activations": activations.activations,
     "/slots/{id}": slots.slot_action,
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
 _PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need no key
 
 
-def application(model: Model | str | os.PathLike[str] | None, options: ServeOptions) -> Starlette:
+def application(
+    model: Model | str | os.PathLike[str] | None, options: ServeOptions, load: Load = load_model
+) -> Starlette:
     """See `create_app`."""
-    service = Service(model if isinstance(model, Model) else load_model(model), options)
+    if options.models_dir is not None:
+        if model is not None:
+            raise ModelError("models_dir: the models of a folder are served, and no other")
+        return _routed(Router(options, load, _of_service), options)
+    model = model if isinstance(model, Model) else load_model(model)
+    if options.sleep_idle_seconds > 0:
+        return _routed(Router(options, load, _of_service, model), options)
+    service = Service(model, options)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -74,20 +88,71 @@ def application(model: Model | str | os.PathLike[str] | None, options: ServeOpti
         finally:
             service.thread.stop()
 
+    app = _with_handlers(_routes(), options, lifespan)
+    app.state.service = service
+    return app
+
+
+def _of_service(service: Service) -> Starlette:
+    """The application of one of several models, behind a router that serves the page, and knows the keys."""
+    options = replace(service.options, ui=False, batches_dir=None, api_prefix="", api_key=None, api_key_file=None)
+    app = _with_handlers(_routes(), options, None)
+    app.state.service = service
+    return app
+
+
+def _routed(router: Router, options: ServeOptions) -> Starlette:
+    """The application with a router."""
+    routes: list[BaseRoute] = [Route(path, _alive, methods=["GET"]) for path in ("/health", "/v1/health")]
+    routes += [Route(path, router.models, methods=["GET"]) for path in ("/models", "/v1/models")]
+    routes += [Route("/models/load", router.load_model, methods=["POST"])]
+    routes += [Route("/models/unload", router.unload_model, methods=["POST"])]
+    for paths, methods in ((_GET, ["GET"]), (_POST, ["POST"]), (_BOTH, ["GET", "POST"])):
+        routes += [Route(path, router, methods=methods) for path in paths]
+    return _with_handlers(routes, options, router.running)
+
+
+async def _alive(request: Request) -> Response:
+    return Json({"status": "ok"})
+
+
+def _routes() -> list[BaseRoute]:
+    """The paths of one model."""
     routes: list[BaseRoute] = [Route(path, function, methods=["GET"]) for path, function in _GET.items()]
     routes += [Route(path, function, methods=["POST"]) for path, function in _POST.items()]
     routes += [Route(path, function, methods=["GET", "POST"]) for path, function in _BOTH.items()]
+    return routes
+
+
+def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lifespan[Starlette] | None) -> Starlette:
+    """An application with these paths, batches and the page."""
+    inner = None
+    if options.batches_dir is not None:
+        inner = Starlette(routes=list(routes), exception_handlers=_ON)
+        batches = Batches(options.batches_dir, inner, options.n_parallel, options.timeout)
+        routes += batches.routes()
+        lifespan = _both(lifespan, batches)
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options))
-    app.add_exception_handler(HTTPError, _on_error)
-    app.add_exception_handler(HTTPException, _on_route)
-    app.add_exception_handler(ClientDisconnect, _on_gone)
-    app.add_exception_handler(Exception, _on_fault)
-    app.state.service = service
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options), exception_handlers=_ON)
+    app.state.prefix = options.api_prefix.rstrip("/")
+    if inner is not None:
+        inner.state = app.state
     return app
+
+
+def _both(outer: Lifespan[Starlette] | None, batches: Batches) -> Lifespan[Starlette]:
+    """A lifespan in which batches are answered; they end before the engine does."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        assert outer is not None, "an application with batches is no part of another"
+        async with outer(app), batches.running(app):
+            yield
+
+    return lifespan
 
 
 def _page(options: ServeOptions) -> str:
@@ -120,7 +185,7 @@ class _WithKey:
     def __init__(self, app: ASGIApp, keys: Keys, prefix: str) -> None:
         self._app, self._keys = app, keys
         self._guarded = {prefix + path for path in (*_GET, *_POST, *_BOTH)} - {prefix + path for path in _PUBLIC}
-        self._slots = f"{prefix}/slots/"
+        self._private = tuple(prefix + path for path in ("/slots/", "/v1/files", "/v1/batches"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or let the request through."""
@@ -135,7 +200,7 @@ class _WithKey:
 
     def _is_guarded(self, scope: Scope) -> bool:
         path = scope["path"].rstrip("/") or "/"
-        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._slots)
+        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._private)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -150,7 +215,7 @@ async def _on_error(request: Request, e: Exception) -> Response:
 
 async def _on_route(request: Request, e: Exception) -> Response:
     assert isinstance(e, HTTPException)
-    prefix, path = request.app.state.service.options.api_prefix.rstrip("/"), request.url.path
+    prefix, path = request.app.state.prefix, request.url.path
     if e.status_code in (404, 405):  # the page's files are looked for at all paths that are no endpoint's
         known = path in {prefix + p for p in (*_GET, *_POST)}
         code, said = (405, f"{path} has no {request.method}") if known else (404, "File Not Found")
@@ -164,3 +229,11 @@ async def _on_gone(request: Request, e: Exception) -> Response:
 
 async def _on_fault(request: Request, e: Exception) -> Response:
     return error_response(of_request(e))
+
+
+_ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+    HTTPError: _on_error,
+    HTTPException: _on_route,
+    ClientDisconnect: _on_gone,
+    Exception: _on_fault,
+}

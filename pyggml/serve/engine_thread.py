@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import Any, Generic, TypeVar
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.engine import Engine, Token
 from pyggml.llm.generate.generation import Generation
+from pyggml.llm.generate.snapshots import Snapshots
 
 from .errors import HTTPError, of_generation
 
@@ -81,24 +81,22 @@ class Counts:
 
 @dataclass
 class _Job(Generic[T]):
-    """Something else to do in the thread, between two steps. `ready` says when; `drains`: no text begins before it."""
+    """Something else to do in the thread, between two steps. `ready` says when."""
 
     run: Callable[[], T]
     ready: Callable[[], bool]
-    drains: bool
     future: Future[T] = field(default_factory=Future[T])
 
 
 class EngineThread:
     """Runs an engine over `ctx`, which it closes at the end. Without a `ctx` it does jobs alone."""
 
-    def __init__(self, ctx: Decoder | None, n_queue: int) -> None:
+    def __init__(self, ctx: Decoder | None, n_queue: int, snapshots: Snapshots | None = None) -> None:
         self.ctx, self.counts = ctx, Counts()
-        self.engine = None if ctx is None else Engine(ctx, failed=self._failed)
+        self.engine = None if ctx is None else Engine(ctx, failed=self._failed, snapshots=snapshots)
         self.n_slots = 0 if ctx is None else ctx.memory.n_seq_max
         self._n_queue = n_queue
         self._orders: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._new: deque[Generation] = deque()  # they go to the engine as soon as no job drains it
         self._open: dict[Generation, tuple[Answering, int]] = {}
         self._n_open, self._lock = 0, threading.RLock()
         self._jobs: list[_Job[Any]] = []
@@ -149,10 +147,9 @@ class EngineThread:
         """End what is left of a request."""
         self._order(lambda: self._cancel(answering))
 
-    async def call(self, run: Callable[[], T], ready: Callable[[], bool] | None = None, drains: bool = False) -> T:
-        """Run a function in the thread between two steps, when `ready` says so; with `drains` when no text is under
-        way. Returns or raises what it does."""
-        job = _Job(run, ready or (lambda: True), drains)
+    async def call(self, run: Callable[[], T], ready: Callable[[], bool] | None = None) -> T:
+        """Run a function in the thread between two steps, when `ready` says so. Returns or raises what it does."""
+        job = _Job(run, ready or (lambda: True))
         with self._lock:
             if self._stopped:
                 raise _stopping()
@@ -185,16 +182,13 @@ class EngineThread:
 
     def _do_jobs(self) -> None:
         for job in tuple(self._jobs):
-            if job.ready() and not (job.drains and self._busy):
+            if job.ready():
                 self._jobs.remove(job)
                 if job.future.set_running_or_notify_cancel():
                     try:
                         job.future.set_result(job.run())
                     except BaseException as e:
                         job.future.set_exception(e)
-        if self.engine is not None and not any(job.drains for job in self._jobs):
-            while self._new:
-                self.engine.submit(self._new.popleft())
 
     def _step(self, engine: Engine) -> None:
         """Evaluate a batch, and send what it gave: to each request at once, so that an event loop wakes up once."""
@@ -223,14 +217,13 @@ class EngineThread:
     def _begin(self, answering: Answering) -> None:
         for i, g in enumerate(answering.generations):
             self._open[g] = (answering, i)
-            self._new.append(g)
+            if self.engine is not None:
+                self.engine.submit(g)
 
     def _cancel(self, answering: Answering) -> None:
         for g in answering.generations:
             if g in self._open:
-                if g in self._new:
-                    self._new.remove(g)
-                elif self.engine is not None:
+                if self.engine is not None:
                     self.engine.cancel(g)
                 self._close(g)
 

@@ -151,7 +151,7 @@ class _Answer:
             "generation_settings": settings(self._params, bool(body.stream), body.n_probs or 0),
             "prompt": service.model.detokenize(g.source or g.prompt, unparse_special=True),
             "has_new_line": "\n" in text,
-            "truncated": False,
+            "truncated": g.long is not None and g.long.n_dropped > 0,
             "stop_type": _STOP_TYPES[g.finish_reason],
             "stopping_word": g.stop_string,
             "tokens_cached": g.n_done,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -11,9 +12,11 @@ from starlette.responses import Response
 
 from pyggml.errors import SamplerError, whole
 from pyggml.llm.generate.generation import Generation
+from pyggml.llm.openai.budget import ReasoningBudget
 from pyggml.llm.openai.chat import Chat, ChatAnswer, read_chat
 from pyggml.llm.openai.request import new_id
 from pyggml.llm.openai.text import CompletionAnswer, kind_of
+from pyggml.llm.samplers import LogitsProcessor, TextParams
 
 from .engine_thread import Answering
 from .errors import HTTPError
@@ -24,7 +27,13 @@ from .service import FINGERPRINT, Service, service_of, timings
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    service = service_of(request)
+    one = about(service_of(request))
+    names = {"name": one["id"], "model": one["id"]}
+    return Json({"object": "list", "data": [one], "models": [names]})
+
+
+def about(service: Service) -> dict[str, Any]:
+    """What /v1/models says of a model."""
     model, hp = service.model, service.model.hparams
     meta = {
         "n_vocab": hp.n_vocab,
@@ -35,9 +44,8 @@ async def models(request: Request) -> Response:
         "size": sum(t.nbytes for t in model.tensors.values()),
     }
     names = [name.strip() for name in service.options.alias.split(",") if name.strip()] or [service.name]
-    about = {"object": "model", "created": service.created, "owned_by": "pyggml"}
-    one = {"id": names[0], "aliases": names[1:], **about, "meta": meta}
-    return Json({"object": "list", "data": [one], "models": [{"name": names[0], "model": names[0]}]})
+    made = {"object": "model", "created": service.created, "owned_by": "pyggml"}
+    return {"id": names[0], "aliases": names[1:], **made, "meta": meta}
 
 
 # -- completions ------------------------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
     if body.messages is None:
         raise HTTPError(400, '"messages" is required')
     variables = {**service.variables, **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort == "none":
+    if body.reasoning_effort == "none" or _budget(service, body) == 0:
         variables.setdefault("enable_thinking", False)
     elif body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -139,7 +147,24 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
         function_call=body.function_call,
         chat_template=service.template,
         chat_template_kwargs=variables,
+        reasoning_format=body.reasoning_format or service.options.reasoning_format,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
+
+
+def _budget(service: Service, body: ChatBody) -> int:
+    """Tokens that the answer may reason for; -1: any number."""
+    asked = body.reasoning_budget_tokens if body.thinking_budget_tokens is None else body.thinking_budget_tokens
+    return service.options.reasoning_budget if asked is None else whole("thinking_budget_tokens", asked, -1)
+
+
+def _processors(service: Service, body: ChatBody, chat: Chat, params: TextParams) -> Sequence[LogitsProcessor]:
+    """What holds an answer to its budget of reasoning. A grammar says itself what may be written."""
+    n, (begin, mark) = _budget(service, body), chat.form.reasoning
+    if n < 0 or not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
+        return ()
+    end = service.options.reasoning_budget_message + mark
+    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end),)
 
 
 @dataclass(frozen=True)
@@ -158,7 +183,8 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
             params = replace(params, **{"grammar": None, "json_schema": None, **chat.constraint})
         params = replace(params, stop=(*chat.stop, *params.stops))
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
-        return _Begun(chat, service.generations(body, [chat.ids], params, n_probs))
+        processors = partial(_processors, service, body, chat, params)
+        return _Begun(chat, service.generations(body, [chat.ids], params, n_probs, processors=processors))
 
     begun = await service.prepared(make)
     id = new_id("chatcmpl")

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pyggml import limits
-from pyggml.errors import ModelError, one_of
+from pyggml.errors import ModelError, one_of, whole
+from pyggml.llm.openai.formats import REASONING_FORMATS
 from pyggml.llm.samplers import TextParams
 from pyggml.small_file import read_text
 
@@ -46,7 +47,38 @@ class ServeOptions:
         0, "-c --ctx-size", "Tokens of all slots together; 0: for each as many as trained, 4096 at most.", 0
     )
     n_parallel: int = _option(4, "-np --parallel", "Slots: texts that are continued side by side.", 1)
+    cache_ram: int = _option(
+        1024, "-cram --cache-ram", "MiB for texts that slots have no room for: prompts that begin alike use them.", 0
+    )
+    ctx_checkpoints: int = _option(
+        32,
+        "-ctxcp --ctx-checkpoints",
+        "Checkpoints of prompts, for windows and states, within --cache-ram.",
+        0,
+    )
+    context_shift: bool = _option(
+        False, "--context-shift/--no-context-shift", "Where a slot is full, drop the oldest text and go on."
+    )
+    n_keep: int = _option(0, "--keep", "Tokens at the start that --context-shift keeps; -1: the whole prompt.", -1)
     n_queue: int = _option(256, "--queue", "Requests that wait for a slot; further ones are answered 503.", 0)
+    model_draft: str | None = _option(
+        None, "-md --model-draft --spec-draft-model", "Smaller model, or its file, that guesses tokens."
+    )
+    lookup: bool = _option(False, "--lookup", "Guess that a text goes on as it did before.")
+    mtp: bool = _option(False, "--mtp", "Let the heads in the model's file guess (MTP layers), with -np 1.")
+    draft_max: int = _option(3, "--draft-max --spec-draft-n-max", "Tokens guessed at a time, at most.", 1)
+    draft_min: int = _option(0, "--draft-min --spec-draft-n-min", "... and at least.", 0)
+    draft_p_min: float = _option(
+        0.0, "--draft-p-min --spec-draft-p-min", "A draft ends where no token is this likely.", 0
+    )
+    models_dir: str | None = _option(None, "--models-dir", "Folder of models: the model of a request chooses.")
+    models_max: int = _option(4, "--models-max", "Models that are loaded at a time; 0: any number.", 0)
+    models_autoload: bool = _option(
+        True, "--models-autoload/--no-models-autoload", "Load models when requests name them (or by /models/load)."
+    )
+    sleep_idle_seconds: int = _option(
+        -1, "--sleep-idle-seconds", "Unload a model that had nothing to do for so long, until it has; -1: never.", -1
+    )
     alias: str = _option("", "-a --alias", "Name of the model in answers (default: its path).")
     embeddings: bool = _option(False, "--embedding --embeddings", "Serve embeddings alone.")
     reranking: bool = _option(False, "--rerank --reranking", "Serve scores of a reranker alone.")
@@ -58,8 +90,18 @@ class ServeOptions:
     chat_template_kwargs: str | None = _option(
         None, "--chat-template-kwargs", "Variables of the chat template, as a JSON object."
     )
+    reasoning_format: str = _option(
+        "auto", "--reasoning-format", f"Where reasoning goes: {', '.join(REASONING_FORMATS)}; auto is deepseek."
+    )
+    reasoning_budget: int = _option(
+        -1, "--reasoning-budget", "Tokens that a model may reason for; -1: any number; 0: chats ask it not to.", -1
+    )
+    reasoning_budget_message: str = _option(
+        "", "--reasoning-budget-message", "Text that ends the reasoning when the budget is spent."
+    )
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
+    batches_dir: str | None = _option(None, "--batches-dir", "Folder of /v1/files and /v1/batches (default: none).")
     metrics: bool = _option(False, "--metrics", "Answer /metrics.")
     props: bool = _option(False, "--props", "Answer POST /props.")
     slots: bool = _option(True, "--slots/--no-slots", "Answer /slots.")
@@ -84,10 +126,22 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if self.pooling is not None:
             one_of("pooling", self.pooling, POOLINGS, ModelError)
+        one_of("reasoning_format", self.reasoning_format, REASONING_FORMATS, ModelError)
+        for name, (flag, default) in flags(type(self)).items():
+            if flag.min is not None and isinstance(default, int):
+                whole(name, getattr(self, name), int(flag.min), error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
-        if self.slot_save_path is not None and not Path(self.slot_save_path).is_dir():
-            raise ModelError(f"slot_save_path: there is no folder {self.slot_save_path!r:.80}")
+        if (self.model_draft is not None) + self.lookup + self.mtp > 1:
+            raise ModelError("only one of model_draft, lookup and mtp can guess")
+        if self.model_draft is not None and self.models_dir is not None:
+            raise ModelError("model_draft guesses for one model, not for those of models_dir")
+        if self.mtp and self.n_parallel > 1:
+            raise ModelError("mtp: heads follow one text at a time: n_parallel must be 1")
+        for name in ("slot_save_path", "batches_dir", "models_dir"):
+            folder: str | None = getattr(self, name)
+            if folder is not None and not Path(folder).is_dir():
+                raise ModelError(f"{name}: there is no folder {folder!r:.80}")
         _ = self.keys, self.template_variables
 
     @property

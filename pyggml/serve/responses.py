@@ -68,6 +68,7 @@ def _chat(body: ResponsesBody) -> ChatBody:
     chat |= {"messages": given, "max_tokens": body.max_output_tokens, "tool_choice": _choice(body.tool_choice)}
     if body.tools is not None:
         chat["tools"] = [_tool(t) for t in body.tools]
+    chat["parallel_tool_calls"] = body.parallel_tool_calls
     form: Any = (body.text or {}).get("format")
     if isinstance(form, dict) and form.get("type") == "json_schema":  # pyright: ignore[reportUnknownMemberType]
         chat["response_format"] = {"type": "json_schema", "json_schema": form}
@@ -188,10 +189,12 @@ class _Items:
             self._text += text
             events.append(self._event("response.output_text.delta", content_index=0, delta=text, logprobs=[]))
         for call in delta.get("tool_calls", ()):
-            name, arguments = call["function"]["name"], call["function"]["arguments"]
-            item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "name": name, "arguments": ""}
-            events += [*self.closed(), self._added(item)]
-            self._text = arguments
+            arguments = call["function"]["arguments"]
+            if "id" in call:
+                item = {"type": "function_call", "id": new_id("fc"), "call_id": call["id"], "arguments": ""}
+                item["name"] = call["function"]["name"]
+                events += [*self.closed(), self._added(item)]
+            self._text += arguments
             events.append(self._event("response.function_call_arguments.delta", delta=arguments))
         return events
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +18,20 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 
-def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: bool = False) -> None:
-    """Serve a model. SIGTERM and Ctrl-C end it: no further requests are taken, and answers under way have
-    `stop_seconds` to end before they are cut. Raises ModelError when a package is missing."""
+def run(
+    load: Callable[[str | None], Model], options: ServeOptions, listen: ListenOptions, verbose: bool = False
+) -> None:
+    """Serve a model, or those of a folder; `load` loads one by its path (None: one). SIGTERM or Ctrl-C ends
+    it: no further requests are taken, and answers under way have `stop_seconds` to end before they are cut. Raises
+    ModelError when a package is missing."""
     try:
         import uvicorn
     except ImportError as e:
         raise needs_extra(e) from None
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
         raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
-    app = create_app(model, options)
+    model = load(None) if options.models_dir is None else None
+    app = create_app(model, options, load)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
@@ -52,5 +57,5 @@ def run(model: Model, options: ServeOptions, listen: ListenOptions, verbose: boo
         uds
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
-    print(f"pyggml serves {model.path} at {at}", file=sys.stderr, flush=True)
+    print(f"pyggml serves {options.models_dir if model is None else model.path} at {at}", file=sys.stderr, flush=True)
     uvicorn.Server(config).run()

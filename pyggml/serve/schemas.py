@@ -88,6 +88,8 @@ class TextBody(Sampled):
     timings_per_token: bool | None = None
     t_max_predict_ms: int | None = None
     id_slot: int | None = None
+    n_keep: int | None = None
+    n_discard: int | None = None
     lora: list[Any] | None = None
     min_keep: int | None = None
     post_sampling_probs: bool | None = None
@@ -138,6 +140,9 @@ class ChatBody(TextBody):
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning_format: str | None = None
+    thinking_budget_tokens: int | None = None
+    reasoning_budget_tokens: int | None = None
 
 
 class TokenizeBody(Body):
@@ -175,6 +180,26 @@ class RerankBody(Body):
     texts: list[str] | None = None
     top_n: int | None = None
     return_text: bool | None = None
+
+
+class EditBody(Body):
+    """What changes a node: the rows of `tokens` (all) times `scale`, plus `add`, a number or a row."""
+
+    node: str
+    tokens: list[int] | None = None
+    scale: float | None = None
+    add: float | list[float] | None = None
+
+
+class ActivationsBody(Body):
+    """/v1/activations."""
+
+    model: str | None = None
+    prompt: Any = None
+    nodes: list[str] | None = None
+    edits: list[EditBody] | None = None
+    format: str | None = None
+    lora: list[Any] | None = None
 
 
 class Adapter(Body):

@@ -13,7 +13,9 @@ from starlette.requests import Request
 
 from pyggml import __version__, limits
 from pyggml.errors import ModelError, whole
+from pyggml.llm.adapters.active import Scaled, checked
 from pyggml.llm.context import LlamaContext
+from pyggml.llm.generate.drafters import DraftPool
 from pyggml.llm.generate.generation import (
     Generation,
     StoppingCriteria,
@@ -21,17 +23,20 @@ from pyggml.llm.generate.generation import (
     sizes_to_encode,
     source_and_prompt,
 )
+from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
+from pyggml.llm.generate.snapshots import Snapshots
+from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
-from pyggml.llm.model import Model
+from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
-from pyggml.llm.samplers import TextParams
+from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.types import Floats
 
 from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
 from .http import EventStream, event, json_object, until_gone
 from .options import ServeOptions
-from .schemas import TextBody, sampling
+from .schemas import Adapter, TextBody, sampling
 
 T = TypeVar("T")
 FINGERPRINT = f"pyggml-{__version__}"
@@ -45,6 +50,7 @@ class Service:
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
     has_template  whether the model, or an option, has it; chatml otherwise
+    loras     the adapters, with the scales for requests that have none of their own
     """
 
     def __init__(self, model: Model, options: ServeOptions) -> None:
@@ -54,9 +60,17 @@ class Service:
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)
         self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
-        self.loras = model.loras
+        applied = not options.lora_init_without_apply
+        self.loras = tuple((lora, scale if applied else 0.0) for lora, scale in model.loras)
         self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
-        self.thread = EngineThread(self._context(), options.n_queue)
+        ctx = self._context()
+        snapshots = None if ctx is None else Snapshots(ctx, options.cache_ram << 20, options.ctx_checkpoints)
+        if options.mtp:
+            _ = model.heads  # raises when there are none
+        self._drafts = None if ctx is None or options.model_draft is None else self._draft_pool(ctx)
+        if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
+            raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
+        self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _n_slot(self) -> int:
         o, trained = self.options, self.model.hparams.n_ctx_train
@@ -71,10 +85,39 @@ class Service:
         options = cast(ContextOptions, {**self.options.context, "n_seq_max": self.options.n_parallel})
         if self.model.decoder_start is not None:
             options.update(sizes_to_encode(self.n_slot))
-        ctx = LlamaContext(self.model, self.n_slot * self.options.n_parallel, **options)
-        if self.options.lora_init_without_apply:
-            ctx.set_loras([(lora, 0.0) for lora, _ in self.loras])
-        return ctx
+        return LlamaContext(self.model, self.n_slot * self.options.n_parallel, **options)
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens of texts are guessed, and several evaluated at once."""
+        return self.options.lookup or self.options.mtp or self.options.model_draft is not None
+
+    def _draft_pool(self, ctx: LlamaContext) -> DraftPool:
+        """The contexts of the smaller model."""
+        draft = load_model(self.options.model_draft)
+        check_vocabularies(self.model.vocab, draft.vocab)
+        options: ContextOptions = {"n_threads": ctx.n_threads}
+        return DraftPool(lambda: LlamaContext(draft, self.n_slot, **options))
+
+    def _with_draft(self, g: Generation) -> Generation:
+        o = self.options
+        if not self.guesses or type(g) is not Generation or self.model.decoder_start is not None:
+            return g
+        by = self.model.heads if o.mtp else self._drafts
+        return with_draft(g, by, o.draft_max, o.draft_min, o.draft_p_min)
+
+    def adapters(self, asked: Sequence[Any] | None) -> tuple[Scaled, ...] | None:
+        """The adapters of a request, which asks for [{"id": 0, "scale": 0.5}] (others have scale 0) or nothing (None:
+        the scales of the server). None when the server has no adapters. Raises HTTPError, ValidationError and
+        ModelError for what is none of them."""
+        if asked is None:
+            return self.loras or None
+        scales: dict[int, float] = {}
+        for adapter in map(Adapter.model_validate, asked):
+            if not 0 <= adapter.id < len(self.loras):
+                raise HTTPError(400, f"there is no adapter {adapter.id}")
+            scales[adapter.id] = adapter.scale
+        return tuple(checked([(lora, scales.get(i, 0.0)) for i, (lora, _) in enumerate(self.loras)])) or None
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -101,7 +144,6 @@ class Service:
     def params(self, body: TextBody) -> TextParams:
         """How a request wants its text. Raises HTTPError for an option that there is not."""
         refused = {
-            "lora: adapters of a single request are not supported; POST /lora-adapters": body.lora,
             "min_keep is not supported": body.min_keep,
             "post_sampling_probs is not supported": body.post_sampling_probs,
         }
@@ -118,36 +160,61 @@ class Service:
         n_probs: int | None,
         kind: type[Generation] = Generation,
         n: int | None = None,
+        processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
     ) -> list[Generation]:
-        """`n` generations of each prompt. Raises HTTPError for a prompt that does not fit, and what a chain raises."""
+        """`n` generations of each prompt. `processors` makes what changes the logits of one of them. Raises HTTPError
+        for a prompt that does not fit, and what a chain raises."""
         if not self.n_slot:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
         if not 0 < len(prompts) * n <= limits.REQUEST_TEXTS:
             raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(prompts) * n}")
         self.thread.check_room(len(prompts) * n)  # before grammars are compiled
+        loras = self.adapters(body.lora)
         made: list[Generation] = []
         for ids in prompts:
             self._check(ids)
             source, prompt = source_and_prompt(self.model, list(ids))
             for i in range(n):
                 seed = params.seed if params.seed is None or params.seed < 0 else params.seed + i
-                text = TextRequest(prompt, replace(params, seed=seed), source, n_probs, kind=kind)
-                text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body))
+                text = TextRequest(prompt, replace(params, seed=seed), source, n_probs, processors(), kind=kind)
+                text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body), loras=loras)
                 n_cells = self.n_slot if params.n_predict < 0 else min(self.n_slot, len(prompt) + params.n_predict)
+                n_cells = max(n_cells, len(prompt))
+                text = replace(text, long=self._long(body, len(prompt), n_cells), wants_seq=self._slot(body))
                 ctx = self.thread.ctx
                 assert ctx is not None
-                made.append(text.start(ctx, max(n_cells, len(prompt))))
+                made.append(self._with_draft(text.start(ctx, n_cells)))
         return made
 
-    def _check(self, ids: Sequence[int]) -> None:
+    def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:
+        """What makes room in a slot that is full."""
+        ctx = self.thread.ctx
+        if not self.options.context_shift or ctx is None or self.model.decoder_start is not None:
+            return None
+        asked = self.options.n_keep if body.n_keep is None else whole("n_keep", body.n_keep, -1)
+        n_keep = tokens_to_keep(asked, n_prompt, self.model.vocab.add_bos)
+        n_discard = whole("n_discard", body.n_discard or 0, 0)
+        return LongContext(ctx, min(n_keep, self.n_slot - 4), n_discard, n_cells=n_cells)
+
+    def _slot(self, body: TextBody) -> int | None:
+        """The slot that a request asks for."""
+        if body.id_slot is None or body.id_slot < 0:
+            return None
+        return whole("id_slot", body.id_slot, 0, self.options.n_parallel - 1)
+
+    def check_tokens(self, ids: Sequence[int]) -> None:
+        """Raises HTTPError for a token that the vocabulary does not have."""
         n_vocab = self.model.hparams.n_vocab
+        if bad := next((t for t in ids if not 0 <= t < n_vocab), None):
+            raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
+
+    def _check(self, ids: Sequence[int]) -> None:
         if not ids:
             raise HTTPError(400, "the prompt is empty")
         if len(ids) >= self.n_slot:
             raise too_long(len(ids), self.n_slot)
-        if bad := next((t for t in ids if not 0 <= t < n_vocab), None):
-            raise HTTPError(400, f"token {bad} is none of the {n_vocab} of the vocabulary")
+        self.check_tokens(ids)
 
     def _stopping(self, body: TextBody) -> Sequence[StoppingCriteria]:
         ms = body.t_max_predict_ms or 0
@@ -223,6 +290,8 @@ def timings(g: Generation) -> dict[str, Any]:
     t = g.timings
     parts = {"prompt": (t.n_prompt, t.prompt), "predicted": (len(g.ids), t.eval + t.sample)}
     shown: dict[str, Any] = {"cache_n": g.n_past}
+    if g.draft_stats is not None:
+        shown |= {"draft_n": g.draft_stats.n_drafted, "draft_n_accepted": g.draft_stats.n_accepted}
     for name, (n, seconds) in parts.items():
         shown |= {
             f"{name}_n": n,

@@ -20,7 +20,6 @@ from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 from .errors import HTTPError, of_generation, of_request
 from .http import Json, json_body, json_object
 from .native import settings
-from .schemas import Adapter
 from .service import FINGERPRINT, Service, service_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
@@ -123,7 +122,7 @@ def _slot(service: Service, seq: int) -> dict[str, Any]:
     engine = service.thread.engine
     assert engine is not None
     slot = engine.slots[seq] if seq < len(engine.slots) else None
-    shown: dict[str, Any] = {"id": seq, "n_ctx": service.n_slot, "speculative": False, "is_processing": False}
+    shown: dict[str, Any] = {"id": seq, "n_ctx": service.n_slot, "speculative": service.guesses, "is_processing": False}
     if slot is None:
         return shown
     g = slot.generation
@@ -176,7 +175,7 @@ def _held(service: Service, seq: int) -> list[int]:
     if engine is None or seq >= len(engine.slots):
         return []
     slot = engine.slots[seq]
-    return slot.text[: slot.generation.n_done]
+    return slot.text[: slot.n_held]
 
 
 def _hold(service: Service, seq: int, tokens: list[int]) -> None:
@@ -188,11 +187,14 @@ def _hold(service: Service, seq: int, tokens: list[int]) -> None:
 def _not_running(service: Service, tokens: list[int]) -> Generation:
     ctx = service.thread.ctx
     assert ctx is not None
-    return TextRequest(tokens, TextParams(n_predict=0)).start(ctx, len(tokens))
+    request = TextRequest(tokens, TextParams(n_predict=0), loras=service.adapters(None))
+    return request.start(ctx, len(tokens))
 
 
 def _save(service: Service, seq: int, path: str) -> dict[str, Any]:
     start, tokens = perf_counter(), _held(service, seq)
+    if any(t < 0 for t in tokens):
+        raise HTTPError(501, f"slot {seq} holds a picture or a sound: such texts are not saved")
     save_seq(_context(service), path, seq, tokens)
     about = {"id_slot": seq, "filename": os.path.basename(path), "n_saved": len(tokens)}
     return {**about, "n_written": os.path.getsize(path), "timings": {"save_ms": (perf_counter() - start) * 1e3}}
@@ -230,35 +232,16 @@ def _context(service: Service) -> LlamaContext:
 
 
 async def lora_adapters(request: Request) -> Response:
-    """GET and POST /lora-adapters. New scales count from when no text is under way; then all slots forget theirs."""
+    """GET and POST /lora-adapters: the scales for requests that have none of their own, from now on."""
     service = service_of(request)
-    if not service.n_slot:
-        return Json([])
     if request.method == "GET":
-        return Json(await service.thread.call(lambda: _adapters(service)))
+        scales = enumerate(service.loras)
+        return Json([{"id": i, "path": lora.path, "scale": scale} for i, (lora, scale) in scales])
     given = await json_body(request, service.options.timeout)
     if not isinstance(given, list):
         raise HTTPError(400, "Request body must be an array")
     try:
-        asked = [Adapter.model_validate(x) for x in given]  # pyright: ignore[reportUnknownVariableType]
-        for a in asked:
-            if not 0 <= a.id < len(service.loras):
-                raise HTTPError(400, f"there is no adapter {a.id}")
-        scales = {a.id: a.scale for a in asked}
-        await service.thread.call(lambda: _adapt(service, scales), drains=True)
+        service.loras = service.adapters(given) or ()  # pyright: ignore[reportUnknownArgumentType]
     except Exception as e:
         raise of_request(e) from e
     return Json({"success": True})
-
-
-def _adapters(service: Service) -> list[dict[str, Any]]:
-    scales = {id(lora): scale for lora, scale in _context(service).loras}
-    return [
-        {"id": i, "path": lora.path, "scale": scales.get(id(lora), 0.0)} for i, (lora, _) in enumerate(service.loras)
-    ]
-
-
-def _adapt(service: Service, scales: Mapping[int, float]) -> None:
-    _context(service).set_loras([(lora, scales.get(i, 0.0)) for i, (lora, _) in enumerate(service.loras)])
-    for seq in range(service.thread.n_slots):
-        _erase(service, seq, "")

@@ -58,7 +58,7 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 10**9}, 400, "n must be"),
-        (COMPLETION, {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, 501, "lora"),
+        (COMPLETION, {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, 400, "there is no adapter 0"),
         (COMPLETION, {"prompt": "x y " * 600}, 400, "exceeds the available context size (512 tokens)"),
         (CHAT, {}, 400, '"messages" is required'),
         (CHAT, {"messages": "hi"}, 400, "messages must be a list"),

@@ -77,7 +77,7 @@ def test_tools(client: TestClient) -> None:
     assert json.loads(call["function"]["arguments"])["city"] in ("Ulm", "Rom")
     named = {"type": "function", "function": {"name": "mayor"}}
     parts = chat(client, tools=TOOLS, tool_choice=named, max_tokens=60, frequency_penalty=9, stream=True)
-    calls = [c for p in parts for c in p["choices"][0]["delta"].get("tool_calls", ())]
+    calls = calls_of(parts)
     assert [c["function"]["name"] for c in calls] == ["mayor"] and calls[0]["index"] == 0
     assert chat(client, tools=TOOLS, tool_choice="none")["choices"][0]["message"].keys() == {"role", "content"}
 
@@ -91,10 +91,34 @@ def test_calls_in_parallel(tales: gg.Model) -> None:
         grammar = f"root ::= {json.dumps(said)}"
         got = chat(c, tools=TOOLS, grammar=grammar, max_tokens=200)["choices"][0]
         parts = chat(c, tools=TOOLS, grammar=grammar, max_tokens=200, stream=True)
+        one = chat(c, tools=TOOLS, grammar=grammar, max_tokens=200, parallel_tool_calls=False)["choices"][0]
+        one_streamed = chat(c, tools=TOOLS, grammar=grammar, max_tokens=200, parallel_tool_calls=False, stream=True)
+        n = len(tales.tokenize(said[: said.index("Ulm")], False))
+        cut = chat(c, tools=TOOLS, grammar=grammar, max_tokens=n, stream=True)
     made = got["message"]["tool_calls"]
     assert [c["function"]["name"] for c in made] == ["weather", "mayor"] and got["finish_reason"] == "tool_calls"
-    streamed = [c for p in parts for c in p["choices"][0]["delta"].get("tool_calls", ())]
+    streamed = calls_of(parts)
     assert [(c["index"], c["function"]) for c in streamed] == [(c["index"], c["function"]) for c in made]
+    n_parts = sum(len(p["choices"][0]["delta"].get("tool_calls", ())) for p in parts)
+    assert n_parts > 4 and all(set(c) == {"index", "id", "type", "function"} for c in streamed)
+    assert len(one["message"]["tool_calls"]) == len(calls_of(one_streamed)) == 1
+    (begun,) = calls_of(cut)
+    assert begun["function"]["arguments"] and made[0]["function"]["arguments"].startswith(
+        begun["function"]["arguments"]
+    )
+    assert not any(p["choices"][0]["delta"].get("content") for p in cut)
+
+
+def calls_of(parts: list[Any]) -> list[Any]:
+    """The calls of a stream: the arguments of each come in parts."""
+    calls: list[Any] = []
+    for p in parts:
+        for c in p["choices"][0]["delta"].get("tool_calls", ()):
+            if "id" in c:
+                calls.append({**c, "function": {**c["function"]}})
+            else:
+                calls[c["index"]]["function"]["arguments"] += c["function"]["arguments"]
+    return calls
 
 
 def test_reasoning(tales: gg.Model) -> None:

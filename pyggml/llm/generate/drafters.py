@@ -5,7 +5,7 @@ own file (multi-token prediction; Gloeckle et al. 2024, arXiv 2404.19737, and De
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -85,7 +85,15 @@ class ModelDrafter:
     smaller model, with an empty sequence 0. A text that does not fit into `ctx` is cut: the smaller model sees its end.
     """
 
-    def __init__(self, ctx: LlamaContext, params: SamplingParams, n_min: int = 0, p_min: float = 0.0) -> None:
+    def __init__(
+        self,
+        ctx: LlamaContext,
+        params: SamplingParams,
+        n_min: int = 0,
+        p_min: float = 0.0,
+        done: list[int] | None = None,
+    ) -> None:
+        """`done`: the tokens that sequence 0 of the context holds already; the list is kept up to date."""
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder, which cannot draft: it goes on with no text")
         if ctx.memory.equal_seqs:
@@ -93,7 +101,7 @@ class ModelDrafter:
         self.ctx, self._n_min, self._p_min = ctx, n_min, p_min
         self._guesser = _Guesser(params, ctx.model.vocab)
         self._start = 0  # index in the text of the first token that the smaller model sees
-        self._done: list[int] = []  # the tokens that it has evaluated, from `_start` on
+        self._done = [] if done is None else done  # the tokens that it has evaluated, from `_start` on
 
     def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
         ctx, guesses = self.ctx, list[Guess]()
@@ -121,6 +129,50 @@ class ModelDrafter:
             part = tokens[i : i + ctx.n_batch]
             ctx.decode(part)
             self._done += part
+
+
+class DraftPool:
+    """Contexts of a smaller model for texts that go on side by side. A text takes one when it needs the first guess,
+    that which holds most of its beginning, and gives it back at its end. `new_context` makes further ones. Raises
+    ModelError for a model that cannot draft."""
+
+    def __init__(self, new_context: Callable[[], LlamaContext]) -> None:
+        self._new_context = new_context
+        first = ModelDrafter(new_context(), SamplingParams())
+        self._free: list[tuple[LlamaContext, list[int]]] = [(first.ctx, [])]
+
+    def take(self, tokens: Sequence[int]) -> tuple[LlamaContext, list[int]]:
+        """A context, and the list of the tokens that it holds."""
+        if not self._free:
+            return self._new_context(), []
+        best = max(self._free, key=lambda f: common_prefix(f[1], list(tokens)))
+        self._free.remove(best)
+        return best
+
+    def give(self, taken: tuple[LlamaContext, list[int]]) -> None:
+        """Take a context back."""
+        self._free.append(taken)
+
+
+class PooledDrafter:
+    """Guesses as a `ModelDrafter` does, in a context of a pool, until it is released."""
+
+    def __init__(self, pool: DraftPool, params: SamplingParams, n_min: int, p_min: float) -> None:
+        self._pool, self._options = pool, (params, n_min, p_min)
+        self._taken: tuple[LlamaContext, list[int]] | None = None
+        self._drafter: ModelDrafter | None = None
+
+    def draft(self, tokens: Sequence[int], n: int) -> list[Guess]:
+        if self._taken is None or self._drafter is None:
+            self._taken = ctx, done = self._pool.take(tokens)
+            self._drafter = ModelDrafter(ctx, *self._options, done)
+        return self._drafter.draft(tokens, n)
+
+    def release(self) -> None:
+        """Give the context back."""
+        if self._taken is not None:
+            self._pool.give(self._taken)
+            self._taken = self._drafter = None
 
 
 class _Pair(NamedTuple):

@@ -9,7 +9,7 @@ texts, which begin as others end. A single generation is run by an engine that h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     from ..decoder import Decoder
     from ..samplers import StepTrace
     from .generation import Generation
+    from .snapshots import Snapshot, Snapshots
 
 FinishReason = Literal["eog", "stop", "length"]
 _WORTH_WAITING = 16  # a prompt waits for another's evaluation to share this many tokens more than it can now
+_WORTH_KEEPING = 16  # a snapshot is kept, and used, when it saves evaluating as many tokens
+_CHECKPOINT = 16  # a checkpoint is so far before the end of a prompt: the next turn of a chat changes the end
 
 
 class Token(NamedTuple):
@@ -75,17 +78,31 @@ def _too_large(g: Generation, n_batch: int) -> BatchError:
 @dataclass
 class Slot:
     """A sequence of the context, and the generation in it. When the generation has ended its tokens stay until another
-    one comes, whose text may begin alike."""
+    one comes, whose text may begin alike. `turn`: the number of the step in which it was evaluated last."""
 
     generation: Generation
     steps: Steps
     pending: Pending | None = None
     ended: bool = False
+    turn: int = 0
 
     @property
     def text(self) -> list[int]:
         """Prompt and continuation, of which the first `n_done` tokens are evaluated; see `Generation.keys`."""
         return [*self.generation.keys, *self.generation.ids]
+
+    @property
+    def n_held(self) -> int:
+        """How many tokens of the text its sequence holds at their own positions, where other texts can share them."""
+        g = self.generation
+        if g.source:
+            return 0  # what the tokens see is the encoded text
+        return min(g.n_done, g.long.n_keep) if g.long is not None and g.long.moved else g.n_done
+
+    @property
+    def key(self) -> Hashable:
+        """Stands for the adapters that its tokens were evaluated with."""
+        return adapters_key(self.generation)
 
     def end(self) -> None:
         """Break the generation off."""
@@ -103,11 +120,19 @@ class Engine:
     and `step` while the engine is `busy`.
     """
 
-    def __init__(self, ctx: Decoder, generations: Iterable[Generation] = (), failed: Failed | None = None) -> None:
+    def __init__(
+        self,
+        ctx: Decoder,
+        generations: Iterable[Generation] = (),
+        failed: Failed | None = None,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         """Each generation begins when a sequence is free for it. The next one is taken from `generations` when the one
         before it has begun. When a generation raises an error, it ends, and `failed` is called with it and the error;
-        without `failed` the error goes to the caller."""
-        self._ctx, self._more, self._failed = ctx, iter(generations), failed
+        without `failed` the error goes to the caller. `snapshots` keep texts that sequences have no room for."""
+        self._ctx, self._more, self._failed, self._snapshots = ctx, iter(generations), failed, snapshots
+        self._turn = 0
+        self._adapters: Hashable = None  # those of the last batch, when a generation has some of its own
         self._waiting = deque(islice(self._more, 1))
         self.slots: list[Slot] = []  # by sequence, for the sequences that have been used: to look at between two steps
 
@@ -183,41 +208,113 @@ class Engine:
     def _admitted(self) -> list[_Turn]:
         """Give free sequences to the generations that wait, in their order. Returns those that begin."""
         turns: list[_Turn] = []
-        for seq in range(self._ctx.memory.n_seq_max):
-            if seq == len(self.slots) or self.slots[seq].ended:
-                if not self._waiting or not self._place(self._waiting[0], seq):
-                    break
-                g = self._waiting.popleft()
-                slot = Slot(g, g.steps())
+        at = 0
+        while at < len(self._waiting):
+            g = self._waiting[at]
+            free = self._free(g)
+            seq = self._place(g, free) if free else None
+            if seq is not None:
+                del self._waiting[at]
+                slot = Slot(g, g.steps(), turn=self._turn)
                 self.slots[seq : seq + 1] = [slot]
                 if not self._waiting:
                     self._waiting.extend(islice(self._more, 1))
                 turns.append((slot, None))
+            elif free or g.wants_seq is None:
+                break
+            else:  # it waits for its sequence, and holds up no other
+                at += 1
         return turns
 
-    def _place(self, g: Generation, seq: int) -> bool:
-        """Let sequence `seq` hold the beginning that the prompt has in common with an evaluated text. Returns False
-        when it is worth waiting until another generation has evaluated more of that beginning."""
+    def _free(self, g: Generation) -> list[int]:
+        """The sequences that a generation could have now."""
+        n = len(self.slots)
+        free = [seq for seq in range(min(n + 1, self._ctx.memory.n_seq_max)) if seq == n or self.slots[seq].ended]
+        if g.wants_seq is None:
+            return free
+        if g.wants_seq > n:
+            self.hold(g.wants_seq - 1, replace(g, prompt=(), media=None))
+        return [g.wants_seq] if g.wants_seq >= n or g.wants_seq in free else []
+
+    def _place(self, g: Generation, free: Sequence[int]) -> int | None:
+        """Let one of the free sequences hold the beginning that the prompt has in common with an evaluated text, and
+        return it. Returns None when it is worth waiting until another generation has evaluated more of that
+        beginning."""
         if g.n_cells is None:  # it has the context to itself, and continues sequence 0
-            return True
-        memory, prompt = self._ctx.memory, list(g.keys)
-        source, n = seq, 0
-        if memory.keeps_all and self.slots and g.reuses:  # in other memories the beginnings of texts are gone
-            alike = [common_prefix(prompt[:-1], s.text) for s in self.slots]
-            evaluated = [min(k, s.generation.n_done) for k, s in zip(alike, self.slots, strict=True)]
-            n = max(evaluated)
-            source = evaluated.index(n)
-            n = g.whole(n)
+            return free[0]
+        prompt, key = list(g.keys[:-1]), adapters_key(g)
+        source, n, snapshot = None, 0, None
+        if g.reuses and not g.source:
+            alike = [common_prefix(prompt, s.text) if s.key == key else 0 for s in self.slots]
+            usable = [self._usable(g, seq, k, free) for seq, k in enumerate(alike)]
+            n = max(usable, default=0)
+            source = usable.index(n) if n else None
             under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended)
-            if max(under_way, default=0) >= n + _WORTH_WAITING:
-                return False
-        if source == seq:
-            memory.seq_rm(seq, n, -1)
-        else:
+            if self._ctx.memory.keeps_all and max(under_way, default=0) >= n + _WORTH_WAITING:
+                return None
+            if self._snapshots is not None:
+                found, n_found = self._snapshots.find(key, prompt)
+                if found is not None and n_found >= n + _WORTH_KEEPING and g.whole(n_found) == n_found:
+                    source, n, snapshot = None, n_found, found
+        seq = self._chosen(free, source, n)
+        self._keep(seq, n if seq == source else 0)
+        g.n_past = g.n_done = self._filled(g, seq, source, snapshot, n)
+        g.seq = seq
+        if g.long is not None:
+            g.long.seq = seq
+        return seq
+
+    def _usable(self, g: Generation, seq: int, n: int, free: Sequence[int]) -> int:
+        """How many of `n` tokens, with which a prompt and the text of a slot begin alike, need not be evaluated."""
+        n, memory = g.whole(min(n, self.slots[seq].n_held)), self._ctx.memory
+        if memory.keeps_all:
+            return n
+        # other memories cannot be cut anywhere, and the sequence itself must go on
+        return n if seq in free and memory.can_remove(seq, n) else 0
+
+    def _chosen(self, free: Sequence[int], source: int | None, n: int) -> int:
+        """The sequence for a prompt of which `source` holds `n` tokens: `source` itself when it loses less than half of
+        its text, or the one that nobody has needed for longest, empty ones first."""
+        if (
+            source is not None
+            and source in free
+            and (not self._ctx.memory.keeps_all or 2 * n >= self.slots[source].n_held)
+        ):
+            return source
+        turns = {seq: self.slots[seq].turn if seq < len(self.slots) and self.slots[seq].n_held else -1 for seq in free}
+        return min(free, key=lambda seq: (turns[seq], seq == source))
+
+    def _keep(self, seq: int, n: int) -> None:
+        """Keep a snapshot of a sequence that is to lose all but `n` tokens, when no other one has them."""
+        if self._snapshots is None or seq >= len(self.slots):
+            return
+        slot = self.slots[seq]
+        held = slot.text[: slot.n_held]
+        lost = len(held) - n
+        moved = slot.generation.long is not None and slot.generation.long.moved
+        if not slot.generation.reuses or moved or lost < max(_WORTH_KEEPING, len(held) / 2):
+            return
+        others = [s for i, s in enumerate(self.slots) if i != seq and s.key == slot.key and s.n_held >= len(held)]
+        if not any(s.text[: len(held)] == held for s in others):
+            self._snapshots.keep(slot.key, held, seq)
+
+    def _filled(self, g: Generation, seq: int, source: int | None, snapshot: Snapshot | None, n: int) -> int:
+        """Let sequence `seq` hold the first `n` tokens of `source`, or of a snapshot. Returns how many it holds."""
+        memory, snapshots = self._ctx.memory, self._snapshots
+        if snapshot is not None and snapshots is not None:
+            snapshots.restore(snapshot, seq)
+        elif source is None:
             memory.seq_rm(seq)
-            memory.seq_cp(source, seq, 0, n)
-        g.seq, g.n_past, g.n_done = seq, n, n
-        return True
+        elif source != seq:
+            memory.seq_rm(seq)
+            if g.long is None and self.slots[source].generation.long is None:
+                memory.seq_cp(source, seq, 0, n)
+            elif snapshots is not None:  # a context shift moves cells, which must belong to one sequence alone
+                snapshots.copy(source, seq)
+        if memory.seq_pos_max(seq) + 1 < n or not memory.seq_rm(seq, n, -1):
+            memory.seq_rm(seq)
+            return 0
+        return n
 
     def _evaluated(self) -> list[_Turn]:
         """Evaluate what generations wait for, single tokens before prompts, as far as a batch has room. Returns those
@@ -238,10 +335,13 @@ class Engine:
                     ctx.decode(tokens)
                 g.n_done += len(tokens)
                 return [(slot, ctx.logits)]
-        active = [(slot, slot.pending) for slot in self.slots if isinstance(slot.pending, Placed)]
+        active = self._together()
         batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
-        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=lambda a: len(a[1].tokens) > 1):
-            n, g = min(len(tokens), ctx.n_batch - len(batch)), slot.generation
+        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=_is_prompt):
+            if n_outputs > 1 and len(tokens) > ctx.n_batch - len(batch):
+                continue  # logits of several tokens are wanted at once: there is no room
+            g = slot.generation
+            n = min(len(tokens), ctx.n_batch - len(batch), self._to_checkpoint(g) or len(tokens))
             if g.media is not None and seqs[0] == g.seq:
                 n = g.n_next(n)
                 if not n and not len(batch):
@@ -255,8 +355,43 @@ class Engine:
             ctx.decode(batch)
         turns: list[_Turn] = []
         row = 0
+        self._turn += 1
         for slot, n, n_rows in taken:
+            is_checkpoint = self._to_checkpoint(slot.generation) == n
             slot.generation.n_done += n
+            slot.turn = self._turn
+            if is_checkpoint and self._snapshots is not None:
+                self._snapshots.keep(slot.key, slot.text[: slot.n_held], slot.generation.seq, True)
             turns.append((slot, ctx.logits[row : row + n_rows]))
             row += n_rows
         return turns
+
+    def _together(self) -> list[tuple[Slot, Placed]]:
+        """The slots that can be evaluated in one batch, those with the adapters whose turn is the longest ago, and what
+        they wait for."""
+        active = [(slot, slot.pending) for slot in self.slots if isinstance(slot.pending, Placed)]
+        if not active:
+            return []
+        first, _ = min(active, key=lambda a: a[0].turn)
+        if first.generation.loras is not None and self._adapters != first.key:
+            self._ctx.set_loras(first.generation.loras)
+            self._adapters = first.key
+        return [(slot, pending) for slot, pending in active if slot.key == first.key]
+
+    def _to_checkpoint(self, g: Generation) -> int:
+        """How many tokens of a prompt are evaluated before a checkpoint is made; 0 when none is."""
+        if self._snapshots is None or not self._snapshots.checkpoints or not g.reuses or g.source:
+            return 0
+        at = g.whole(max(len(g.prompt) - _CHECKPOINT, 0))
+        return at - g.n_done if at > max(g.n_done, _CHECKPOINT) else 0
+
+
+def _is_prompt(active: tuple[Slot, Placed]) -> bool:
+    """Whether tokens may be evaluated in several batches: they come after those that may not."""
+    _, (tokens, _, _, n_outputs) = active
+    return len(tokens) > 1 and n_outputs == 1
+
+
+def adapters_key(g: Generation) -> Hashable:
+    """Stands for the adapters of a generation: equal for those that may be evaluated together, or share tokens."""
+    return None if g.loras is None else tuple((id(lora), scale) for lora, scale in g.loras if scale)

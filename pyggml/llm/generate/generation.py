@@ -40,6 +40,7 @@ from .text import TextStream
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..adapters.active import Scaled
     from ..loaded import LoadedModel
     from .speculative import DraftStats
 
@@ -99,6 +100,8 @@ class Generation:
     n_cells: int | None = None  # cells that it may use, beside other generations; None: it has the context to itself
     index: int = 0  # the place of its prompt among several
     media: PlacedMedia | None = None  # what the prompt has of pictures and sounds
+    loras: Sequence[Scaled] | None = None  # adapters of its own; None: those of the context
+    wants_seq: int | None = None  # the sequence that it must have; None: any
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -248,8 +251,12 @@ class Generation:
 
     def _has_room(self) -> bool:
         """Whether the context takes another token; it is shifted when that makes room."""
-        if self.n_cells is not None:
+        if self.n_cells is not None and (self.long is None or self.n_done < self.n_cells):
             return self.n_done < self.n_cells
+        if self.n_cells is not None and self.long is not None:
+            has_room = self.long.make_room()
+            self.n_done = self.long.n_past
+            return has_room
         if self.long is not None:
             return self.long.make_room()
         memory = self.ctx.memory
@@ -330,7 +337,7 @@ class TextRequest:
     """A text that is asked for: the tokens it continues, and all options. `start` puts it into a context.
 
     source     the tokens that an encoder-decoder encodes
-    n_probs, stopping, special, reuses, index, media   as of a `Generation`
+    n_probs, stopping, special, reuses, index, media, long, loras, wants_seq   as of a `Generation`
     processors change logits before all samplers
     kind       the class of the generation
     """
@@ -346,6 +353,9 @@ class TextRequest:
     index: int = 0
     kind: type[Generation] = Generation
     media: PlacedMedia | None = None
+    long: LongContext | None = None
+    loras: Sequence[Scaled] | None = None
+    wants_seq: int | None = None
 
     @property
     def n_prompt(self) -> int:
@@ -372,6 +382,9 @@ class TextRequest:
             n_cells=n_cells,
             index=self.index,
             media=self.media,
+            long=self.long,
+            loras=self.loras,
+            wants_seq=self.wants_seq,
         )
 
 

@@ -53,6 +53,7 @@ class LongContext:
     grp_attn_n: int = 1
     grp_attn_w: int = 512
     seq: int = 0
+    n_cells: int | None = None  # cells that the sequence may take; None: all
     moved: bool = field(default=False, init=False)
     n_dropped: int = field(default=0, init=False)
     _windows: int = field(default=0, init=False)  # complete ones
@@ -69,6 +70,11 @@ class LongContext:
         """The position of the next token."""
         return self.ctx.memory.seq_pos_max(self.seq) + 1
 
+    @property
+    def size(self) -> int:
+        """The cells that the sequence may take."""
+        return self.ctx.n_ctx if self.n_cells is None else self.n_cells
+
     def parts(self, prompt: Sequence[int]) -> Iterator[Sequence[int]]:
         """Cut a prompt into parts, which are decoded one after the other. The context is not shifted for a prompt;
         self-extend groups each window when it is complete."""
@@ -83,7 +89,7 @@ class LongContext:
         if self.grp_attn_n > 1:
             self._group()
             return self.ctx.memory.used + n <= self.ctx.n_ctx
-        if self.n_past + n < self.ctx.n_ctx:
+        if self.n_past + n < self.size:
             return True
         return self.context_shift and self._shift(n)
 
@@ -91,7 +97,7 @@ class LongContext:
         memory, n_past = self.ctx.memory, self.n_past
         n_discard = self.n_discard or (n_past - self.n_keep) // 2
         n_discard = min(n_discard, n_past - self.n_keep)
-        if n_discard < 1 or n_past - n_discard + n > self.ctx.n_ctx:
+        if n_discard < 1 or n_past - n_discard + n > self.size:
             return False
         end = self.n_keep + n_discard
         with uninterrupted():

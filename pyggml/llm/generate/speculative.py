@@ -21,7 +21,18 @@ from pyggml.types import Floats
 from ..context import LlamaContext
 from ..decoder import Decoder
 from ..loaded import LoadedModel
-from .drafters import Drafter, Guess, HeadDrafter, LookupDrafter, ModelDrafter, Probs, draw, rng_of
+from .drafters import (
+    Drafter,
+    DraftPool,
+    Guess,
+    HeadDrafter,
+    LookupDrafter,
+    ModelDrafter,
+    PooledDrafter,
+    Probs,
+    draw,
+    rng_of,
+)
 from .engine import Pending, Placed, Steps
 from .generation import Generation
 
@@ -127,6 +138,8 @@ class SpeculativeGeneration(Generation):
             self._forget()
             for kv in self.ctx.memory.caches:
                 kv.n_rewind = 0
+            if isinstance(self.drafter, PooledDrafter):
+                self.drafter.release()
 
     def rest(self) -> str:
         self._forget()
@@ -134,7 +147,7 @@ class SpeculativeGeneration(Generation):
 
     def _prefill(self) -> Generator[Pending, Floats, Floats]:
         logits = yield from super()._prefill()
-        self._end = self.ctx.memory.seq_pos_max(0) + 1
+        self._end = self.ctx.memory.seq_pos_max(self.seq) + 1
         windows = [kv for kv in self.ctx.memory.caches if kv.n_swa]
         if windows:  # they hold a window and n_batch tokens; removing a batch may need twice its length (see n_rewind)
             self.n_max = min(self.n_max, (self.ctx.n_batch - 1) // 4)
@@ -155,10 +168,13 @@ class SpeculativeGeneration(Generation):
     def _forget(self) -> None:
         """Remove the guesses that were not taken from the memory."""
         if self._guesses:
-            if not self.ctx.memory.seq_rm(0, self._end, -1):  # recurrent states go back to before the batch only
-                self.ctx.memory.seq_rm(0, self._start, -1)
+            memory, seq = self.ctx.memory, self.seq
+            if not memory.seq_rm(seq, self._end, -1):  # recurrent states go back to before the batch only
+                memory.seq_rm(seq, self._start, -1)
                 self._again = self._batch[: self._end - self._start]
             self._guesses = []
+            if self.n_cells is not None:
+                self.n_done = memory.seq_pos_max(seq) + 1
 
     def _sample(self, logits: Floats) -> int:
         guess = self._guesses[0] if self._guesses else None
@@ -176,23 +192,26 @@ class SpeculativeGeneration(Generation):
             return True  # the token is in the context already
         self._forget()
         has_room = super()._has_room()
-        self._end = self.ctx.memory.seq_pos_max(0) + 1 + len(self._again)  # the context may have been shifted
+        # the context may have been shifted
+        self._end = self.ctx.memory.seq_pos_max(self.seq) + 1 + len(self._again)
         return has_room
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         if self._guesses:  # the first guess was right, see _has_room
             del self._guesses[0]
         else:
-            self.n_done = len(self.prompt) + len(self.ids) - 1 - len(self._again)
+            at = len(self.prompt) + len(self.ids) - 1 - len(self._again)
+            self.n_done = at if self.n_cells is None else self._end - len(self._again)
             if len(self._again) > self.n_max:  # evaluate them now, so that they do not become ever more
                 yield from self._part(self._again)
+                at += len(self._again)
                 self._again = []
             self._guesses = self._draft()
             self._start = self._end - len(self._again)
             self._batch = [*self._again, token, *(g.token for g in self._guesses)]
-            n, at = len(self._batch), self.n_done
-            pos, n_rows = range(self._start, self._start + n), 1 + len(self._guesses)
-            rows = yield Placed(self._batch, pos, (0,) * n, n_rows) if self._guesses else self._batch
+            n, n_rows = len(self._batch), 1 + len(self._guesses)
+            placed = Placed(self._batch, range(self._start, self._start + n), (self.seq,) * n, n_rows)
+            rows = yield placed if self._guesses or self.n_cells is not None else self._batch
             self._followed(self._batch, at)
             self._again, self._rows = [], iter(rows)
         self._end += 1
@@ -210,7 +229,8 @@ class SpeculativeGeneration(Generation):
             return []
         # A context that is almost full has room for fewer guesses. It is shifted before it is quite full.
         n_again = len(self._again)
-        n = min(self.n_max, memory.size - memory.used - n_again - 2, self.ctx.n_batch - n_again - 1)
+        room = memory.size - memory.used - n_again if self.n_cells is None else self.n_cells - self._end
+        n = min(self.n_max, room - 2, self.ctx.n_batch - n_again - 1)
         if self.n_predict >= 0:
             n = min(n, self.n_predict - len(self.ids) - 1)
         if self._pays.on_trial:
@@ -226,15 +246,15 @@ class SpeculativeGeneration(Generation):
 
 def with_draft(
     g: Generation,
-    by: LoadedModel | Sequence[LoadedModel] | None,
+    by: LoadedModel | Sequence[LoadedModel] | DraftPool | None,
     draft_max: int = 3,
     draft_min: int = 0,
     draft_p_min: float = 0.0,
 ) -> SpeculativeGeneration:
     """Make a speculative generation of `g`, which has not begun.
 
-    by           who guesses: a smaller model, the draft heads of the model itself (`Model.heads`), or prompt lookup
-                 (None)
+    by           who guesses: a smaller model, or a pool of its contexts, the draft heads of the model itself
+                 (`Model.heads`), or prompt lookup (None)
     draft_max    the most tokens that are guessed at a time
     draft_min    the fewest: a model guesses so many even when it is not sure, and a shorter find of prompt lookup is
                  not used
@@ -250,6 +270,8 @@ def with_draft(
     drafter: Drafter
     if by is None:
         drafter = LookupDrafter(n_min=draft_min)
+    elif isinstance(by, DraftPool):
+        drafter = PooledDrafter(by, g.chain.params, draft_min, draft_p_min)
     elif isinstance(by, LoadedModel):
         check_vocabularies(g.ctx.model.vocab, by.vocab)
         drafter = ModelDrafter(_context_like(g.ctx, by), g.chain.params, draft_min, draft_p_min)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from pyggml.errors import ModelError, SamplerError
+from pyggml.errors import ModelError, SamplerError, one_of
 
 from ..generate.generation import Generation, Token
 from ..generate.kept import KeptContext, begin
@@ -17,9 +17,9 @@ from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
-from .formats import Dialect, Format, find_format, forced_calls
+from .formats import REASONING_FORMATS, Dialect, Format, find_format, forced_calls
 from .messages import prompt_of
-from .reply import Reply
+from .reply import Call, Reply
 from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage
 from .types import (
     ChatCompletion,
@@ -29,6 +29,7 @@ from .types import (
     ChatMessage,
     FinishReason,
     ToolCall,
+    ToolCallFunction,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Chat:
     stop        strings that end a reply of this template
     constraint  options that force a call, or JSON
     with_function_call  whether the answer names its first call the old way, too
+    reasoning   where reasoning goes, one of REASONING_FORMATS
+    one_call    whether further calls are left out
     """
 
     model: LoadedModel
@@ -121,6 +124,8 @@ class Chat:
     stop: tuple[str, ...]
     constraint: Mapping[str, Any]
     with_function_call: bool
+    reasoning: str = "auto"
+    one_call: bool = False
 
     @cached_property
     def ids(self) -> list[int]:
@@ -139,8 +144,12 @@ def read_chat(
     function_call: str | Mapping[str, Any] | None = None,
     chat_template: str | ChatTemplate | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_format: str = "auto",
+    parallel_tool_calls: bool = True,
 ) -> Chat:
-    """Read what a chat asks for. Arguments and errors: see `create_chat_completion`."""
+    """Read what a chat asks for. `reasoning_format`: one of REASONING_FORMATS. `parallel_tool_calls`: whether there may
+    be several calls. Other arguments, and errors: see `create_chat_completion`."""
+    one_of("reasoning_format", reasoning_format, REASONING_FORMATS, ModelError)
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
         tools = [{"type": "function", "function": f} for f in functions]
@@ -155,7 +164,18 @@ def read_chat(
     constraint = _constraint(model.vocab, form, thinking, _forced(choice, schemas), _schema_of(response_format))
     thinking = thinking and not constraint.keys() & {"grammar"}  # such a grammar ends the reasoning first
     old = functions is not None
-    return Chat(model, text, form, frozenset(schemas), thinking, template.stop, constraint, old)
+    return Chat(
+        model,
+        text,
+        form,
+        frozenset(schemas),
+        thinking,
+        template.stop,
+        constraint,
+        old,
+        reasoning_format,
+        not parallel_tool_calls,
+    )
 
 
 def _dicts(name: str, given: Any) -> Sequence[Mapping[str, Any]] | None:
@@ -246,6 +266,7 @@ class ChatAnswer:
         self._raw = _Raw(chat.model.vocab, g.stop, chat.form)
         self._text, self._entries = "", list[ChatLogprob]()
         self._before = Reply()
+        self._sent = ""  # of the arguments of the call that is being written
 
     def take(self, token: Token) -> None:
         """Read the next token."""
@@ -279,23 +300,31 @@ class ChatAnswer:
         return self._chunk({"role": "assistant"}, None, None)
 
     def parts(self, token: Token) -> list[ChatCompletionChunk]:
-        """The parts after a token: text as it comes, each call when it is complete, and after the last token the reason
-        why the reply ended."""
+        """The parts after a token: text and calls as they come, and after the last token the reason why the reply
+        ended."""
         self.take(token)
+        chat = self._chat
         done, before = token.finish_reason is not None, self._before
         self._before = reply = self._reply(done)
         delta: ChatMessage = {}
-        if len(reply.content) > len(before.content):
+        broken_off = done and self._sent and len(reply.calls) == len(before.calls)  # a call, which is no content now
+        if len(reply.content) > len(before.content) and not broken_off:
             delta["content"] = reply.content[len(before.content) :]
         if len(reply.reasoning) > len(before.reasoning):
             delta["reasoning_content"] = reply.reasoning[len(before.reasoning) :]
         self._add(delta, Reply(calls=reply.calls), len(before.calls))
+        if reply.begun is not None and not (chat.one_call and reply.calls):
+            self._add_begun(delta, len(reply.calls), reply.begun)
         logprobs = self._logprobs()
         parts = [self._chunk(delta, logprobs, None)] if delta or logprobs is not None else []
         return [*parts, self._chunk({}, None, _reason(reply, finish(token.finish_reason)))] if done else parts
 
     def _reply(self, done: bool) -> Reply:
-        return self._chat.form.parse(self._text, done, self._chat.names, self._chat.thinking)
+        chat = self._chat
+        reply = chat.form.parse(self._text, done, chat.names, chat.thinking, chat.reasoning)
+        if chat.one_call:
+            del reply.calls[1:]
+        return reply
 
     def _logprobs(self) -> ChatLogprobs | None:
         """The log-probabilities of the tokens since the last call."""
@@ -309,14 +338,39 @@ class ChatAnswer:
         calls: list[ToolCall] = []
         for i, call in enumerate(reply.calls[first:], first):
             if i == len(self._ids):
-                own = uuid4().hex
-                self._ids.append(call.id or (own[:9] if self._chat.form.name in _NINE else f"call_{own[:24]}"))
-            function = {"name": call.name, "arguments": call.arguments}
-            calls.append(cast(ToolCall, {"index": i, "id": self._ids[i], "type": "function", "function": function}))
+                self._new_id(call)
+            if self._sent:  # its beginning is with the client
+                calls.append({"index": i, "function": {"arguments": call.arguments[len(self._sent) :]}})
+                self._sent = ""
+            else:
+                calls.append(self._whole_call(i, call))
+        self._add_calls(message, calls)
+
+    def _whole_call(self, i: int, call: Call) -> ToolCall:
+        function: ToolCallFunction = {"name": call.name, "arguments": call.arguments}
+        return {"index": i, "id": self._ids[i], "type": "function", "function": function}
+
+    def _add_calls(self, message: ChatMessage, calls: list[ToolCall]) -> None:
         if calls:
-            message["tool_calls"] = calls
-            if self._chat.with_function_call and "function" in calls[0]:
+            message["tool_calls"] = [*message.get("tool_calls", ()), *calls]
+            if self._chat.with_function_call and calls[0].get("index") == 0 and "function" in calls[0]:
                 message["function_call"] = calls[0]["function"]
+
+    def _add_begun(self, message: ChatMessage, i: int, call: Call) -> None:
+        """Put what is new of the call that is being written into a message."""
+        new = call.arguments[len(self._sent) :]
+        if not new or (self._chat.names and call.name not in self._chat.names):
+            return
+        if self._sent:
+            self._add_calls(message, [{"index": i, "function": {"arguments": new}}])
+        else:
+            self._new_id(call)
+            self._add_calls(message, [self._whole_call(i, call)])
+        self._sent = call.arguments
+
+    def _new_id(self, call: Call) -> None:
+        own = uuid4().hex
+        self._ids.append(call.id or (own[:9] if self._chat.form.name in _NINE else f"call_{own[:24]}"))
 
     def _chunk(
         self, delta: ChatMessage, logprobs: ChatLogprobs | None, reason: FinishReason | None

@@ -14,6 +14,9 @@ from . import reply
 from .reply import Reader, Reply
 
 Schema = Mapping[str, Any]
+# Where reasoning goes. "none": it stays in the content, as the model wrote it; "deepseek" and "auto": into a text of
+# its own; "deepseek-legacy": into both.
+REASONING_FORMATS = ("auto", "none", "deepseek", "deepseek-legacy")
 # A call that the model is made to write: fixed texts, and the schemas of what stands between them.
 Forced = Callable[[str, Schema], Sequence[str | Schema]]
 
@@ -34,16 +37,26 @@ class Format:
     markers: tuple[str, ...] = ()
     reasoning: tuple[str, str] = ("<think>", "</think>")
 
-    def parse(self, text: str, done: bool, names: frozenset[str], thinking: bool = False) -> Reply:
-        """Read a reply. `thinking`: the text begins inside the reasoning."""
+    def parse(
+        self, text: str, done: bool, names: frozenset[str], thinking: bool = False, reasoning: str = "auto"
+    ) -> Reply:
+        """Read a reply. `thinking`: the text begins inside the reasoning; `reasoning`: one of REASONING_FORMATS."""
         text = reply.shown(text, (*self.markers, *self.reasoning), done)
         thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done)
         found = self.read(rest, done, names)
-        if thought:
+        if thought and reasoning != "none":
             found.reasoning = thought
+        if reasoning in ("none", "deepseek-legacy"):
+            opened = self.reasoning[0] if thinking and reasoning == "deepseek-legacy" else ""
+            found.content = opened + text[: len(text) - len(rest)] + found.content
         if not done or found.calls:  # spaces before a call do not belong to the content
             found.content, found.reasoning = found.content.rstrip(), found.reasoning.rstrip()
         return found
+
+    @property
+    def ends_reasoning(self) -> bool:
+        """Whether a text ends the reasoning, so that it can be cut short."""
+        return self.reasoning[1] != "\0"
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether a prompt ends within reasoning."""

@@ -23,11 +23,13 @@ class Call(NamedTuple):
 
 @dataclass
 class Reply:
-    """A reply, or as much of it as there is yet."""
+    """A reply, or as much of it as there is yet. `begun`: the call that is being written, with the beginning of its
+    arguments, in families that write the name first."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list[Call])
+    begun: Call | None = None
 
 
 # A reader takes the text so far, whether that is all, and the names of the tools. What may still become a marker or a
@@ -115,6 +117,7 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
         return Reply(content if calls or not done else text, calls=calls)
     said: list[str] = [content]
     calls: list[Call] = []
+    begun: Call | None = None
     for part in body.split("[TOOL_CALLS]"):
         head, found, given = part.partition("[ARGS]")
         if not found:
@@ -126,7 +129,9 @@ def read_mistral(text: str, done: bool, names: frozenset[str]) -> Reply:
             calls.append(Call(name.strip(), arguments, id.strip()))
         elif done:
             said.append(tag + part)
-    return Reply("".join(said), calls=calls)
+        else:
+            begun = _begun(part)
+    return Reply("".join(said), calls=calls, begun=begun)
 
 
 def read_deepseek(text: str, done: bool, names: frozenset[str]) -> Reply:
@@ -191,11 +196,12 @@ def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], l
     unless its call is whole."""
     content: list[str] = []
     calls: list[Call] = []
-    at = 0
+    at, begun = 0, None
     while (first := text.find(begin, at)) >= 0:
         content.append(text[at:first])
         last = text.find(end, first + len(begin))
         if last < 0 and not done:
+            begun = _begun(text[first + len(begin) :])
             at = len(text)
             break
         at = len(text) if last < 0 else last + len(end)
@@ -204,7 +210,77 @@ def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], l
         if not found:
             content.append(text[first:at])
     content.append(text[at:])
-    return Reply("".join(content), calls=calls)
+    return Reply("".join(content), calls=calls, begun=begun)
+
+
+_BEGUN_JSON = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_BEGUN_NAMED = re.compile(r"\s*([^\s>\[{]+)(?:>|\[ARGS\])\s*(?=\{)")  # NAME>{...}, NAME[ARGS]{...}
+
+
+def _begun(body: str) -> Call | None:
+    """The call that a text begins; None when its name is not there yet, or stands behind the arguments."""
+    if found := _BEGUN_JSON.match(body):
+        return Call(found.group(1), json_prefix(body[found.end() :]))
+    if found := _BEGUN_NAMED.match(body):
+        return Call(found.group(1), _written(body[found.end() :]))
+    return None
+
+
+def _written(text: str) -> str:
+    """The JSON object that a text begins with, as it is written, or as much of it as there is."""
+    depth = 0
+    for found in re.finditer(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', text, re.DOTALL):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found.group(), 0)
+        if not depth:
+            return text[: found.end()]
+    return text.rstrip()
+
+
+_SCALAR = re.compile(r"[-+.\w]+")
+_OPEN_ESCAPE = re.compile(
+    r"(?<!\\)(?:\\\\)*(\\(?:u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?)?)$"
+)
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)("?)', re.DOTALL)
+
+
+def json_prefix(text: str) -> str:
+    """The beginning of a JSON value, as `json.dumps` will write it when it is whole; what may still change is left
+    out."""
+    out: list[str] = []
+    at, depth = 0, 0
+    try:
+        while at < len(text):
+            c = text[at]
+            if c == '"':
+                piece, at = _string_prefix(text, at)
+                out.append(piece)
+            elif found := _SCALAR.match(text, at):
+                if found.end() == len(text):
+                    break
+                out.append(_json(json.loads(found.group())))
+                at = found.end()
+            else:
+                out.append({",": ", ", ":": ": "}.get(c, c.strip()))
+                depth += (c in "[{") - (c in "]}")
+                at += 1
+                if c in "]}" and not depth:
+                    break
+    except (ValueError, RecursionError):
+        pass
+    return "".join(out)
+
+
+def _string_prefix(text: str, at: int) -> tuple[str, int]:
+    """A string that begins at `at`, or as much of it as there is, and the index after it."""
+    found = _STRING.match(text, at)
+    assert found is not None
+    body, end = found.group(1), found.end()
+    if not found.group(2):
+        body, end = text[at + 1 :], len(text)
+        if open_escape := _OPEN_ESCAPE.search(body):
+            body = body[: open_escape.start(1)]
+    written = _json(json.loads(f'"{body}"', strict=False))
+    return (written if found.group(2) else written[:-1]), end
 
 
 def shown(text: str, markers: tuple[str, ...], done: bool) -> str:
@@ -221,7 +297,7 @@ def _bare_json(text: str, done: bool, names: frozenset[str]) -> Reply:
     if names and start[:1] in ("{", "["):
         calls = _calls(start) if done else []
         if not done or (calls and all(c.name in names for c in calls)):
-            return Reply(calls=calls)
+            return Reply(calls=calls, begun=None if done else _begun(start))
     return Reply(text if start or done else "")
 
 

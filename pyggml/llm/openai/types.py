@@ -45,8 +45,8 @@ class Completion(TypedDict, total=False):
     usage: Usage
 
 
-class ToolCallFunction(TypedDict):
-    """The arguments are JSON text."""
+class ToolCallFunction(TypedDict, total=False):
+    """The arguments are JSON text. A part of a call without a name goes on with the arguments."""
 
     name: str
     arguments: str

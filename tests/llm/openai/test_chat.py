@@ -70,6 +70,11 @@ def joined(chunks: Any) -> dict[str, Any]:
     for chunk in chunks:
         assert chunk["object"] == "chat.completion.chunk" and chunk["id"].startswith("chatcmpl-")
         choice = chunk["choices"][0]
+        for call in choice["delta"].pop("tool_calls", ()):
+            if "id" in call:
+                message["tool_calls"].append(call)
+            else:
+                message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
         for key, value in choice["delta"].items():
             message[key] = message.get(key, "") + value if isinstance(value, str) else message[key] + value
         out["logprobs"] += (choice["logprobs"] or {"content": []})["content"]

@@ -24,6 +24,7 @@ from pyggml.llm.openai.formats import (
     Format,
     find_format,
 )
+from pyggml.llm.openai.reply import json_prefix
 
 NAMES = frozenset(("get_weather", "add"))
 BERN: tuple[str, dict[str, Any]] = ("get_weather", {"city": "Bern ☀", "days": 2})
@@ -164,3 +165,46 @@ def test_reading_takes_time_in_proportion_to_the_reply(form: Format, begin: str,
         return perf_counter() - start
 
     assert seconds(20000) < 40 * max(min(seconds(2000), seconds(2000)), 0.02)
+
+
+VALUES: list[Any] = [
+    {},
+    {"a": [], "b": {"c": [1, 2.5, -3e9, 1.0]}, "d": None, "e": True},
+    {"text": 'a "quoted" \\ back\nslash \u00e9 \U0001f98a \x01', "n": 12},
+    {"x": "\\", "y": '\\\\"', "z": ["", {"": 0}]},
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("ascii", [True, False])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_beginning_of_json_is_that_of_the_whole(value: Any, ascii: bool, indent: int | None) -> None:
+    text = json.dumps(value, ensure_ascii=ascii, indent=indent)
+    whole = json.dumps(value, ensure_ascii=False)
+    before = ""
+    for i in range(len(text) + 1):
+        got = json_prefix(text[:i])
+        assert got.startswith(before) and whole.startswith(got)
+        before = got
+    assert before == json_prefix(text + "} more") == whole
+    assert json_prefix('{"a": 1, b') == '{"a": 1, ' and json_prefix('{"a": nil,') == '{"a": '
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"city":"Ulm","n":3}}\n</tool_call>'),
+        (LLAMA3, '{"name": "f", "parameters": {"city": "Ulm", "n": 3}}'),
+        (FUNCTIONARY, '<function=f>{"city": "Ulm", "n": 3}</function>'),
+        (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"city": "Ulm", "n": 3}'),
+    ],
+)
+def test_a_call_that_is_being_written(form: Format, text: str) -> None:
+    (whole,) = form.parse(text, True, frozenset({"f"})).calls
+    seen: list[str] = []
+    for i in range(len(text)):
+        reply = form.parse(text[:i], False, frozenset({"f"}))
+        if reply.begun is not None:
+            assert reply.begun.name == "f" and whole.arguments.startswith(reply.begun.arguments)
+            seen.append(reply.begun.arguments)
+    assert len(set(seen)) > 5 and seen == sorted(seen, key=len)

@@ -1,0 +1,135 @@
+"""Texts that sequences held, kept in memory under a budget: a prompt that begins like one goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyggml.buffers.buffer import check_free_memory
+from pyggml.errors import AllocError, GGMLError
+from pyggml.models.memory.recurrent import RecurrentCells
+
+from ..state.save_load import load_seq_bytes, seq_bytes
+from .prefixes import common_prefix
+
+if TYPE_CHECKING:
+    from ..state.save_load import Stateful
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """The state of a sequence after `tokens`, which were evaluated with the adapters that `key` stands for."""
+
+    key: Hashable
+    tokens: list[int]
+    data: bytes = field(repr=False)
+    is_checkpoint: bool
+    worth: float = 0.0
+
+
+class Snapshots:
+    """Snapshots of the sequences of `ctx`, in `n_bytes` at most. A snapshot is found by its own tokens and adapters.
+
+    What is worth least goes first: worth is what evaluating the tokens again would take for each byte, and grows with
+    each use (GreedyDual-Size; Cao and Irani 1997). Checkpoints, of prompts that are not at their end yet, are
+    `n_checkpoints` at most.
+    """
+
+    def __init__(self, ctx: Stateful, n_bytes: int, n_checkpoints: int = 0) -> None:
+        self._ctx, self.n_bytes, self._n_checkpoints = ctx, n_bytes, n_checkpoints
+        self.kept: list[Snapshot] = []
+        self._floor = 0.0  # the worth of what was dropped last: what is kept or used now counts above it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all snapshots."""
+        return sum(len(s.data) for s in self.kept)
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the memory needs checkpoints, because it cannot be cut at any position, and may have them."""
+        return not self._ctx.memory.keeps_all and self._n_checkpoints > 0 and self.n_bytes > 0
+
+    def keep(self, key: Hashable, tokens: Sequence[int], seq: int, is_checkpoint: bool = False) -> None:
+        """Keep sequence `seq`, which holds `tokens`, unless another snapshot has them or there is no room."""
+        tokens = list(tokens)
+        cuts = self._ctx.memory.keeps_all
+        for s in self._with(key):
+            n = common_prefix(s.tokens, tokens)
+            if n == len(tokens) and (cuts or n == len(s.tokens)):
+                self._use(s)
+                return
+        size = self._size(seq)
+        try:
+            check_free_memory(2 * size, "a snapshot")  # its arrays, and all of them joined
+            self._make_room(size)
+            if size > self.n_bytes:
+                return
+            data = seq_bytes(self._ctx, seq)
+        except (AllocError, MemoryError):
+            return
+        self._make_room(len(data))
+        if len(data) > self.n_bytes:
+            return
+        if cuts:
+            self.kept = [s for s in self.kept if s.key != key or common_prefix(s.tokens, tokens) < len(s.tokens)]
+        self.kept.append(new := Snapshot(key, tokens, data, is_checkpoint))
+        self._use(new)
+        marks = [s for s in self.kept if s.is_checkpoint]
+        if len(marks) > self._n_checkpoints:
+            self._drop(min(marks, key=lambda s: s.worth))
+
+    def find(self, key: Hashable, prompt: Sequence[int]) -> tuple[Snapshot | None, int]:
+        """The snapshot that has most of the beginning of a prompt, and how many tokens of it are used; (None, 0) when
+        there is none."""
+        best: tuple[Snapshot | None, int] = None, 0
+        for s in self._with(key):
+            n = common_prefix(s.tokens, list(prompt))
+            if n > best[1] and (n == len(s.tokens) or self._ctx.memory.keeps_all):
+                best = s, n
+        return best
+
+    def restore(self, snapshot: Snapshot, seq: int) -> bool:
+        """Put a snapshot in the place of what sequence `seq` holds. False, with `seq` empty, when that cannot be."""
+        try:
+            load_seq_bytes(self._ctx, snapshot.data, seq)
+        except (GGMLError, MemoryError):
+            self._ctx.memory.seq_rm(seq)
+            return False
+        self._use(snapshot)
+        return True
+
+    def copy(self, source: int, seq: int) -> bool:
+        """Let `seq` hold what `source` holds, in cells of its own. False, with `seq` empty, when that cannot be."""
+        try:
+            load_seq_bytes(self._ctx, seq_bytes(self._ctx, source), seq)
+        except (GGMLError, MemoryError):
+            self._ctx.memory.seq_rm(seq)
+            return False
+        return True
+
+    def _with(self, key: Hashable) -> list[Snapshot]:
+        return [s for s in self.kept if s.key == key]
+
+    def _use(self, s: Snapshot) -> None:
+        others = [common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s]
+        s.worth = self._floor + (len(s.tokens) - max(others, default=0)) / len(s.data)
+
+    def _drop(self, s: Snapshot) -> None:
+        self.kept.remove(s)
+        self._floor = max(self._floor, s.worth)
+
+    def _make_room(self, n: int) -> None:
+        while self.kept and self.nbytes + n > self.n_bytes and n <= self.n_bytes:
+            self._drop(min(self.kept, key=lambda s: s.worth))
+
+    def _size(self, seq: int) -> int:
+        """About how many bytes a snapshot of a sequence has."""
+        size = 0
+        for store in self._ctx.memory.stores:
+            if isinstance(store, RecurrentCells):
+                size += store.nbytes // store.n_cells
+            else:
+                size += (store.nbytes // store.size + 16) * (store.seq_pos_max(seq) - store.seq_pos_min(seq) + 1)
+        return size + 4096

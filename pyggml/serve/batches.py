@@ -1,0 +1,323 @@
+"""/v1/files and /v1/batches: files of requests that are answered when there is time, in the shape of OpenAI's API.
+
+Files, batches and answers are files of one folder, so that a server that was ended goes on with what is left. A request
+of a batch is answered by the endpoint that it names, a few at a time beside the requests of clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from email.parser import BytesParser
+from email.policy import HTTP
+from pathlib import Path
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message
+
+from pyggml import limits
+from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.llm.openai.request import new_id, now
+
+from .errors import HTTPError
+from .http import Json, dumps, json_object
+
+_ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
+_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_OPEN = ("in_progress", "cancelling")
+Object = dict[str, Any]
+
+
+class Batches:
+    """The files and batches of a folder. `app` answers the requests, `n_parallel` at a time."""
+
+    def __init__(self, folder: str, app: ASGIApp, n_parallel: int, timeout: float) -> None:
+        self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def routes(self) -> list[BaseRoute]:
+        """The paths."""
+        return [
+            Route("/v1/files", self._files, methods=["GET", "POST"]),
+            Route("/v1/files/{id}", self._file, methods=["GET", "DELETE"]),
+            Route("/v1/files/{id}/content", self._content, methods=["GET"]),
+            Route("/v1/batches", self._batches, methods=["GET", "POST"]),
+            Route("/v1/batches/{id}", self._batch, methods=["GET"]),
+            Route("/v1/batches/{id}/cancel", self._cancel, methods=["POST"]),
+        ]
+
+    @asynccontextmanager
+    async def running(self, app: Starlette) -> AsyncGenerator[None]:
+        """While it lasts, batches are answered, those first that an earlier server left."""
+        for batch in self._objects("batch"):
+            if batch["status"] in _OPEN:
+                self._start(batch)
+        try:
+            yield
+        finally:
+            for task in tuple(self._tasks.values()):
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    async def _files(self, request: Request) -> Response:
+        """GET /v1/files; POST: a form with a file, and its purpose."""
+        if request.method == "GET":
+            return Json({"object": "list", "data": list(self._objects("file")), "has_more": False})
+        name, purpose, data = _form(request.headers.get("content-type", ""), await self._body(request))
+        return Json(self._new_file(name, purpose, data))
+
+    async def _file(self, request: Request) -> Response:
+        """GET and DELETE /v1/files/{id}."""
+        file = self._object(request, "file")
+        if request.method == "GET":
+            return Json(file)
+        if any(b["status"] in _OPEN and file["id"] in b.values() for b in self._objects("batch")):
+            raise HTTPError(400, f"{file['id']} is needed by a batch that is under way")
+        self._data(file["id"]).unlink(missing_ok=True)
+        self._about(file["id"]).unlink()
+        return Json({"id": file["id"], "object": "file", "deleted": True})
+
+    async def _content(self, request: Request) -> Response:
+        """GET /v1/files/{id}/content."""
+        return FileResponse(self._data(self._object(request, "file")["id"]), media_type="application/octet-stream")
+
+    async def _body(self, request: Request) -> bytes:
+        """The body of a request. Raises HTTPError for one that is too long, or comes too slowly."""
+        parts, size, stream = list[bytes](), 0, request.stream()
+        while True:
+            try:
+                part = await asyncio.wait_for(anext(stream), self._timeout)
+            except StopAsyncIteration:
+                return b"".join(parts)
+            except asyncio.TimeoutError:
+                raise HTTPError(408, f"no part of the request came for {self._timeout:g} seconds") from None
+            size += len(part)
+            if size > limits.BATCH_BYTES:
+                raise HTTPError(413, f"the request is longer than {limits.BATCH_BYTES} bytes")
+            parts.append(part)
+
+    def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
+        id = new_id("file")
+        file = {"id": id, "object": "file", "bytes": len(data), "created_at": now(), "filename": name}
+        with AtomicFile(self._data(id)) as f:
+            f.file.write(data)
+        return self._put({**file, "purpose": purpose, "status": "processed"})
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    async def _batches(self, request: Request) -> Response:
+        """GET /v1/batches; POST: begin one."""
+        if request.method == "GET":
+            return Json({"object": "list", "data": list(self._objects("batch")), "has_more": False})
+        asked = await json_object(request, self._timeout)
+        endpoint, source = asked.get("endpoint"), asked.get("input_file_id")
+        if endpoint not in _ENDPOINTS:
+            raise HTTPError(400, f"endpoint: one of {', '.join(_ENDPOINTS)}, not {endpoint!r:.60}")
+        if not isinstance(source, str) or not _ID.fullmatch(source) or not self._data(source).is_file():
+            raise HTTPError(400, f"input_file_id: there is no file {source!r:.60}")
+        batch: Object = {
+            "id": new_id("batch"),
+            "object": "batch",
+            "endpoint": endpoint,
+            "input_file_id": source,
+            "completion_window": asked.get("completion_window", "24h"),
+            "metadata": asked.get("metadata"),
+            "created_at": now(),
+            "errors": None,
+            "output_file_id": None,
+            "error_file_id": None,
+        }
+        lines, wrong = _requests(self._data(source).read_bytes(), endpoint)
+        batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
+        if wrong:
+            batch |= {"status": "failed", "failed_at": now(), "errors": {"object": "list", "data": wrong}}
+            return Json(self._put(batch))
+        batch |= {"status": "in_progress", "in_progress_at": now()}
+        batch["output_file_id"] = self._new_file(f"{batch['id']}_output.jsonl", "batch_output", b"")["id"]
+        batch["error_file_id"] = self._new_file(f"{batch['id']}_error.jsonl", "batch_output", b"")["id"]
+        self._start(self._put(batch))
+        return Json(batch)
+
+    async def _batch(self, request: Request) -> Response:
+        """GET /v1/batches/{id}."""
+        return Json(self._object(request, "batch"))
+
+    async def _cancel(self, request: Request) -> Response:
+        """POST /v1/batches/{id}/cancel: requests under way end, what was answered stays."""
+        batch = self._object(request, "batch")
+        if batch["status"] not in _OPEN:
+            raise HTTPError(400, f"the batch is {batch['status']}")
+        task = self._tasks.get(batch["id"])
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._counted(batch := self._object(request, "batch"))
+        return Json(self._put({**batch, "status": "cancelled", "cancelled_at": now()}))
+
+    def _start(self, batch: Object) -> None:
+        task = asyncio.ensure_future(self._run(batch))
+        self._tasks[batch["id"]] = task
+        task.add_done_callback(lambda _: self._tasks.pop(batch["id"], None))
+
+    async def _run(self, batch: Object) -> None:
+        """Answer the requests of a batch that have no answer yet."""
+        try:
+            lines, _ = _requests(self._data(batch["input_file_id"]).read_bytes(), batch["endpoint"])
+            done = {line["custom_id"] for line in self._answers(batch)}
+            self._counted(batch)
+            left = iter([line for line in lines if line["custom_id"] not in done])
+            workers = [asyncio.ensure_future(self._work(batch, left)) for _ in range(self._n_parallel)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+            self._counted(batch)
+            self._put({**batch, "status": "completed", "finalizing_at": now(), "completed_at": now()})
+        except OSError as e:  # the disk is full
+            wrong = {"code": "server_error", "message": str(e.strerror), "line": None, "param": None}
+            batch |= {"status": "failed", "failed_at": now(), "errors": {"object": "list", "data": [wrong]}}
+            self._put(batch)
+
+    async def _work(self, batch: Object, left: Iterator[Object]) -> None:
+        for line in left:
+            while True:
+                code, body = await self._asked(batch["endpoint"], line["body"])
+                if code != 503:
+                    break
+                await asyncio.sleep(1)  # the queue is full: clients go first
+            response = {"status_code": code, "request_id": new_id("req"), "body": body}
+            answer = {"id": new_id("batch_req"), "custom_id": line["custom_id"], "response": response, "error": None}
+            with open(self._data(batch["output_file_id" if code == 200 else "error_file_id"]), "ab", 0) as f:
+                f.write(dumps(answer) + b"\n")
+            batch["request_counts"]["completed" if code == 200 else "failed"] += 1
+            self._put(batch)
+
+    async def _asked(self, path: str, body: Object) -> tuple[int, Any]:
+        """The status and the body of what the application answers."""
+        left, parts, status = [dumps(body)], list[bytes](), [500]
+        waits = asyncio.Event()  # for ever: the client does not leave
+
+        async def receive() -> Message:
+            if not left:
+                await waits.wait()
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+
+        async def send(message: Message) -> None:
+            status[0] = message.get("status", status[0])
+            parts.append(message.get("body", b""))
+
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "query_string": b""}
+        scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "headers": [], "server": ("batch", 80)}
+        try:
+            await self._app(scope, receive, send)
+        except Exception as e:  # an error that nobody thought of ends its request alone
+            return 500, {"error": {"code": 500, "message": type(e).__name__, "type": "server_error"}}
+        return status[0], json.loads(b"".join(parts))
+
+    def _counted(self, batch: Object) -> None:
+        """Count the answers in the files, and tell how long these are."""
+        batch["request_counts"]["completed"] = _n_lines(self._data(batch["output_file_id"]))
+        batch["request_counts"]["failed"] = _n_lines(self._data(batch["error_file_id"]))
+        for id in (batch["output_file_id"], batch["error_file_id"]):
+            file = json.loads(self._about(id).read_bytes())
+            self._put({**file, "bytes": self._data(id).stat().st_size})
+        self._put(batch)
+
+    def _answers(self, batch: Object) -> Iterator[Object]:
+        """The answers so far. What a kill left unfinished is taken away."""
+        for id in (batch["output_file_id"], batch["error_file_id"]):
+            data = self._data(id).read_bytes()
+            whole = data[: data.rfind(b"\n") + 1]
+            if whole != data:
+                os.truncate(self._data(id), len(whole))
+            yield from map(json.loads, whole.splitlines())
+
+    # -- the folder -------------------------------------------------------------------------------------------------
+
+    def _data(self, id: str) -> Path:
+        return self._folder / f"{id}.jsonl"
+
+    def _about(self, id: str) -> Path:
+        return self._folder / f"{id}.json"
+
+    def _put(self, value: Object) -> Object:
+        with AtomicFile(self._about(value["id"])) as f:
+            f.file.write(dumps(value))
+        return value
+
+    def _object(self, request: Request, kind: str) -> Object:
+        id = request.path_params["id"]
+        if not _ID.fullmatch(id) or not id.startswith(kind) or not self._about(id).is_file():
+            raise HTTPError(404, f"there is no {kind} {id!r:.60}")
+        return json.loads(self._about(id).read_bytes())
+
+    def _objects(self, kind: str) -> Iterator[Object]:
+        found = [json.loads(p.read_bytes()) for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
+        yield from sorted(found, key=lambda o: -o["created_at"])
+
+
+def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
+    """The name, the purpose and the bytes of the file in a form (multipart/form-data)."""
+    if not kind.startswith("multipart/form-data"):
+        raise HTTPError(400, "a file is sent as multipart/form-data, with its purpose")
+    message = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + body)
+    parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+    if "file" not in parts or "purpose" not in parts:
+        raise HTTPError(400, "a form with a file and its purpose is wanted")
+    data = cast("bytes", parts["file"].get_payload(decode=True) or b"")
+    purpose = cast("bytes", parts["purpose"].get_payload(decode=True) or b"").decode("utf-8", "replace")
+    return parts["file"].get_filename() or "file", purpose, data
+
+
+def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
+    """The requests of a file, and what is wrong with it."""
+    found: list[Object] = []
+    wrong: list[Object] = []
+    seen = set[str]()
+    for i, text in enumerate(data.split(b"\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            line: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            line = ""
+        why = _why_not(line, endpoint, seen)
+        if why:
+            wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
+        else:
+            found.append(line)
+            seen.add(line["custom_id"])
+    if not found and not wrong:
+        wrong.append({"code": "empty_file", "message": "the file has no requests", "line": None, "param": None})
+    return found, wrong
+
+
+def _why_not(line: Any, endpoint: str, seen: set[str]) -> str:
+    """What is wrong with a line; "" when nothing is."""
+    if not isinstance(line, dict):
+        return "no JSON object"
+    request = cast("Object", line)
+    if not isinstance(request.get("custom_id"), str) or request["custom_id"] in seen:
+        return "custom_id: a text that no other line has"
+    if request.get("method", "POST") != "POST" or request.get("url") != endpoint:
+        return f"method and url: POST {endpoint}"
+    body = request.get("body")
+    if not isinstance(body, dict) or cast("Object", body).get("stream"):
+        return "body: an object that asks for no stream"
+    return ""
+
+
+def _n_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")

@@ -1,0 +1,144 @@
+"""Files of requests, and their answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from starlette.testclient import TestClient
+
+import pyggml as gg
+from pyggml.serve import ServeOptions, create_app
+
+from .conftest import KEY, process
+
+URL = "/v1/completions"
+
+
+def requests(n: int, **body: Any) -> bytes:
+    of_all = {"max_tokens": 4, "temperature": 0, **body}
+    lines = [
+        {"custom_id": f"r{i}", "method": "POST", "url": URL, "body": {"prompt": f"A dog and {i}", **of_all}}
+        for i in range(n)
+    ]
+    return b"\n".join(json.dumps(line).encode() for line in lines) + b"\n"
+
+
+def app(tales: gg.Model, folder: Path) -> Any:
+    return create_app(tales, ServeOptions(n_parallel=2, n_ctx=256, batches_dir=str(folder), context={"n_threads": 1}))
+
+
+@pytest.fixture
+def client(tales: gg.Model, tmp_path: Path) -> Iterator[TestClient]:
+    with TestClient(app(tales, tmp_path)) as c:
+        yield c
+
+
+def upload(client: TestClient, data: bytes) -> str:
+    r = client.post("/v1/files", files={"file": ("a.jsonl", data)}, data={"purpose": "batch"})
+    assert r.status_code == 200, r.text
+    assert r.json()["bytes"] == len(data) and r.json()["filename"] == "a.jsonl" and r.json()["purpose"] == "batch"
+    return r.json()["id"]
+
+
+def begun(client: TestClient, data: bytes) -> Any:
+    body = {"input_file_id": upload(client, data), "endpoint": URL, "completion_window": "24h"}
+    return client.post("/v1/batches", json=body).json()
+
+
+def ended(client: TestClient, id: str) -> Any:
+    for _ in range(400):
+        batch = client.get(f"/v1/batches/{id}").json()
+        if batch["status"] != "in_progress":
+            return batch
+        time.sleep(0.02)
+    raise AssertionError(batch)
+
+
+def lines(client: TestClient, id: str) -> list[Any]:
+    return [json.loads(x) for x in client.get(f"/v1/files/{id}/content").text.splitlines()]
+
+
+def test_a_batch(client: TestClient) -> None:
+    data = (
+        requests(6)
+        + json.dumps({"custom_id": "bad", "method": "POST", "url": URL, "body": {"prompt": [99999]}}).encode()
+    )
+    batch = ended(client, begun(client, data)["id"])
+    assert batch["status"] == "completed" and batch["request_counts"] == {"total": 7, "completed": 6, "failed": 1}
+    answers = {a["custom_id"]: a["response"] for a in lines(client, batch["output_file_id"])}
+    assert set(answers) == {f"r{i}" for i in range(6)}
+    for i in range(6):
+        body = {"prompt": f"A dog and {i}", "max_tokens": 4, "temperature": 0}
+        alone = client.post(URL, json=body).json()["choices"]
+        assert answers[f"r{i}"]["status_code"] == 200 and answers[f"r{i}"]["body"]["choices"] == alone
+    (wrong,) = lines(client, batch["error_file_id"])
+    assert wrong["custom_id"] == "bad" and wrong["response"]["status_code"] == 400
+    assert client.get("/v1/batches").json()["data"] == [batch]
+    assert len(client.get("/v1/files").json()["data"]) == 3
+    file = batch["output_file_id"]
+    assert client.get(f"/v1/files/{file}").json()["bytes"] == len(client.get(f"/v1/files/{file}/content").content)
+    assert client.delete(f"/v1/files/{file}").json()["deleted"] is True
+    assert client.get(f"/v1/files/{file}").status_code == 404
+
+
+def test_what_is_wrong(client: TestClient) -> None:
+    data = b'no JSON\n{"custom_id": 3}\n' + requests(1) + requests(1) + requests(1, stream=True)
+    batch = begun(client, data)
+    assert batch["status"] == "failed" and [e["line"] for e in batch["errors"]["data"]] == [1, 2, 4, 5]
+    assert begun(client, b"\n")["errors"]["data"][0]["code"] == "empty_file"
+    file = upload(client, requests(1))
+    for body in (
+        {"endpoint": "/slots", "input_file_id": file},
+        {"endpoint": URL, "input_file_id": "file-" + "0" * 32},
+        {"endpoint": URL, "input_file_id": "../x"},
+    ):
+        assert client.post("/v1/batches", json=body).status_code == 400
+    assert client.post("/v1/files", content=b"x").status_code == 400
+    for path in ("/v1/files/x", "/v1/batches/..%2Fx", f"/v1/batches/{file}", "/v1/files/x/content"):
+        assert client.get(path).status_code == 404, path
+    with pytest.raises(gg.ModelError, match="batches_dir"):
+        ServeOptions(batches_dir="/no/such/folder")
+
+
+def test_cancelled(client: TestClient) -> None:
+    batch = begun(client, requests(40, max_tokens=60, ignore_eos=True))
+    got = client.post(f"/v1/batches/{batch['id']}/cancel").json()
+    assert got["status"] == "cancelled" and got["request_counts"]["completed"] < 40
+    assert client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 400
+    assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 200
+
+
+def test_a_server_that_is_started_again_goes_on(tales: gg.Model, tmp_path: Path) -> None:
+    with TestClient(app(tales, tmp_path)) as c:
+        batch = begun(c, requests(20, max_tokens=20))
+        while not c.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"]:
+            time.sleep(0.01)
+    output = tmp_path / f"{batch['output_file_id']}.jsonl"
+    n_before = output.read_bytes().count(b"\n")
+    with open(output, "ab") as f:
+        f.write(b'{"custom_id": "cut')  # by a kill
+    with TestClient(app(tales, tmp_path)) as c:
+        done = ended(c, batch["id"])
+        assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0} and 0 < n_before < 20
+        assert {a["custom_id"] for a in lines(c, done["output_file_id"])} == {f"r{i}" for i in range(20)}
+
+
+def test_the_openai_package(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(requests(3))
+    with process("-c", 256, "-np", 1, "--batches-dir", tmp_path, "--api-key", KEY) as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
+        with open(tmp_path / "in.jsonl", "rb") as f:
+            file = client.files.create(file=f, purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+        while (batch := client.batches.retrieve(batch.id)).status == "in_progress":
+            time.sleep(0.05)
+        assert batch.status == "completed" and batch.output_file_id is not None
+        assert len(client.files.content(batch.output_file_id).text.splitlines()) == 3
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{url}/v1", api_key="other").files.content(batch.output_file_id)

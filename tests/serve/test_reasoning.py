@@ -1,0 +1,118 @@
+"""Where reasoning goes, and how long it may be. A grammar makes the model write as a reasoning model would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+import pyggml as gg
+from pyggml.errors import ModelError
+from pyggml.llm.openai.budget import ReasoningBudget
+from pyggml.serve import ServeOptions, create_app
+
+from .conftest import events
+
+HI = [{"role": "user", "content": "Tell me of a fox."}]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think>' if enable_thinking else '' }}"
+SAID = 'root ::= "<think>why</think> so"'
+
+
+@pytest.fixture(scope="module")
+def client(tales: gg.Model) -> Iterator[TestClient]:
+    options = ServeOptions(n_parallel=1, chat_template=TEMPLATE, context={"n_threads": 1})
+    with TestClient(create_app(tales, options)) as c:
+        yield c
+
+
+def message(client: TestClient, **body: Any) -> Any:
+    body = {"messages": HI, "max_tokens": 40, "temperature": 0, **body}
+    r = client.post("/v1/chat/completions", json=body)
+    assert r.status_code == 200, r.text
+    if not body.get("stream"):
+        return r.json()["choices"][0]["message"]
+    whole = {"role": "assistant"}
+    for e in events(r.text)[1:-1]:
+        for name, text in json.loads(e)["choices"][0]["delta"].items():
+            whole[name] = whole.get(name, "") + text
+    return whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("form", "content", "reasoning"),
+    [
+        ("auto", " so", "why"),
+        ("deepseek", " so", "why"),
+        ("none", "<think>why</think> so", None),
+        ("deepseek-legacy", "<think>why</think> so", "why"),
+    ],
+)
+def test_formats(client: TestClient, form: str, content: str, reasoning: str | None, stream: bool) -> None:
+    got = message(client, reasoning_format=form, grammar=SAID, stream=stream)
+    assert got["content"] == content and got.get("reasoning_content") == reasoning
+
+
+def test_reasoning_that_the_prompt_begins(client: TestClient) -> None:
+    begun = {"grammar": 'root ::= "why</think> so"', "chat_template_kwargs": {"enable_thinking": True}}
+    assert message(client, reasoning_format="none", **begun)["content"] == "why</think> so"
+    legacy = message(client, reasoning_format="deepseek-legacy", **begun)
+    assert (legacy["content"], legacy["reasoning_content"]) == ("<think>why</think> so", "why")
+
+
+def test_budget(client: TestClient, tales: gg.Model) -> None:
+    begun = {"chat_template_kwargs": {"enable_thinking": True}, "ignore_eos": True}
+    free = message(client, **begun)
+    assert "content" not in free or not free["content"]  # the model ends no reasoning by itself
+    for n in (1, 5):
+        got = message(client, thinking_budget_tokens=n, **begun)
+        assert 0 < len(tales.tokenize(got["reasoning_content"], False)) <= n + 1
+        assert got["content"] and free["reasoning_content"].startswith(got["reasoning_content"])
+        assert message(client, thinking_budget_tokens=n, stream=True, **begun) == got
+    none = message(client, thinking_budget_tokens=0, **begun)
+    assert none["content"] and "reasoning_content" not in none
+    assert "reasoning_content" not in message(client, thinking_budget_tokens=0)  # chats ask the template for none
+    assert message(client, thinking_budget_tokens=3) == message(client)  # a reply that does not reason
+    body = {"messages": HI, "max_tokens": 40, "ignore_eos": True, "thinking": {"type": "enabled", "budget_tokens": 4}}
+    blocks = client.post("/v1/messages", json=body).json()["content"]
+    assert [b["type"] for b in blocks] == ["thinking", "text"]
+
+
+def test_options_of_the_server(tales: gg.Model) -> None:
+    options = ServeOptions(
+        n_parallel=1,
+        chat_template=TEMPLATE,
+        chat_template_kwargs='{"enable_thinking": true}',
+        reasoning_budget=4,
+        reasoning_budget_message=" Enough.",
+    )
+    with TestClient(create_app(tales, options)) as c:
+        got = message(c, ignore_eos=True)
+    assert got["reasoning_content"].endswith(" Enough.") and got["content"]
+    for bad in ({"reasoning_format": "loud"}, {"reasoning_budget": -2}):
+        with pytest.raises(ModelError):
+            ServeOptions(**bad)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_budget_counts_what_the_model_begins_itself(tales: gg.Model) -> None:
+    vocab = tales.vocab
+    end = vocab.tokenize("</think>", False, True, continued=True)
+    logits = np.zeros(tales.hparams.n_vocab, np.float32)
+
+    def forced(said: str, n: int) -> list[int]:
+        """The tokens that a reply, which begins with `said`, must go on with."""
+        ids = [1, 1, *vocab.tokenize(said, False, True, continued=True)]
+        budget, found = ReasoningBudget(vocab, 2, n, "<think>", "</think>", "</think>"), []
+        for i in range(2, len(ids)):
+            assert budget(np.array(ids[:i]), logits) is logits
+        while np.isneginf(only := budget(np.array(ids), logits)).any():
+            found.append(int(only.argmax()))
+            ids.append(found[-1])
+        return found
+
+    assert forced("<think>", 0) == end
+    assert forced("<think>a</think> so long a text", 20) == forced("a <think> b", 0) == forced("<think>a", 20) == []
