@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -226,8 +225,11 @@ def media_key(thing: Any) -> bytes:
     from pyggml.media import Features
 
     h = blake2b(digest_size=16)
-    if isinstance(thing, str | os.PathLike):
-        thing = Path(os.fspath(cast("str", thing))).read_bytes()
+    if isinstance(thing, str) or hasattr(thing, "__fspath__"):
+        try:
+            thing = Path(thing).read_bytes()
+        except OSError:  # whoever reads the picture says what is wrong with the file
+            thing = str(thing).encode()
     if isinstance(thing, Features):
         parts: list[Any] = [thing.rows, thing.grid, thing.deepstack]
     elif isinstance(thing, bytes | bytearray | memoryview):

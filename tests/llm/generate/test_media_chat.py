@@ -223,6 +223,8 @@ def test_bad_messages(golden: Any) -> None:
             read_messages(model, [{"role": "user", "content": parts}])
     with pytest.raises(ModelError, match=r"see"):  # it has no tower
         features_of(gg.load_model(), "image", b"...")
+    with pytest.raises(gg.GGMLError, match=r"no-such\.png"):
+        features_of(model, "image", "/no-such.png")
     with pytest.raises(ModelError, match=r"puts \{'image': 2\} marks .* for \{'image': 1\}"):
         read_messages(model, user(f, "<|image_pad|>"))
     with pytest.raises(BatchError, match="4 tokens see each other, but a batch has at most n_batch = 3"):
