@@ -142,8 +142,9 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
     side, n_embd = hp.side, rows.shape[2]
     if rows.shape[1] != side * side:
         raise ShapeError(f"tiles of {rows.shape[1]} features make no square of {side} x {side} patches")
-    grid: Array = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd).transpose(0, 2, 1, 3, 4)
-    grid = unpadded(grid.reshape(tiles_h * side, tiles_w * side, n_embd), height, width)
+    tiles: Array = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd)
+    across: Array = tiles.transpose(0, 2, 1, 3, 4)
+    grid = unpadded(across.reshape(tiles_h * side, tiles_w * side, n_embd), height, width)
     if hp.most:
         grid = _at_most(grid, hp.most * side * side)
     lines = np.concatenate([grid, np.broadcast_to(newline, (len(grid), 1, n_embd))], 1)

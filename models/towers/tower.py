@@ -91,7 +91,7 @@ def array_of(arrays: Arrays, name: str, shape: tuple[int | None, ...], dtype: ty
     if name not in arrays:
         raise ShapeError(f"the tower reads {name}, which the processor did not give: {', '.join(arrays) or 'nothing'}")
     try:
-        a: Array = np.asarray(arrays[name], dtype)
+        a: Array = np.asarray(arrays[name], np.dtype(dtype))
     except (TypeError, ValueError) as e:
         raise ShapeError(f"{name} must be an array of numbers: {e}") from None
     found = a.shape
