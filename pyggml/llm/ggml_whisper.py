@@ -1,6 +1,7 @@
 """Read whisper.cpp's model files (`ggml-base.bin`): a magic number, sizes, mel filters, tokens, then the tensors.
 
-The file has Whisper's encoder and decoder under OpenAI's names. It becomes what a folder becomes: a model and its tower.
+The file has Whisper's encoder and decoder under OpenAI's names. It becomes what a folder
+becomes: a model and its tower.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +24,10 @@ from pyggml.tensor import Ne, Tensor, full_ne
 
 from .speech import LANGUAGES
 
-_SIZES = ("vocab", "audio_ctx", "audio_state", "audio_head", "audio_layer")
-_SIZES += ("text_ctx", "text_state", "text_head", "text_layer", "mels", "ftype")
+_SIZES = (
+    *("vocab", "audio_ctx", "audio_state", "audio_head", "audio_layer"),
+    *("text_ctx", "text_state", "text_head", "text_layer", "mels", "ftype"),
+)
 _N_STAMPS = 1501  # steps of 20 milliseconds, the last tokens of the vocabulary
 _BETWEEN = ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
 _ONE_LANGUAGE = 51864  # tokens of models that know English alone
@@ -99,7 +103,7 @@ def read_whisper(path: str | os.PathLike[str], vocab_only: bool = False) -> Whis
     """Read a file of whisper.cpp. Raises GGUFError for a damaged one, ModelError for sizes that make no model."""
     f = _Bytes(os.fspath(path))
     f.take(4, "the magic")
-    n = dict(zip(_SIZES, f.ints(len(_SIZES), "the sizes"), strict=True))
+    n: dict[str, int] = dict(zip(_SIZES, f.ints(len(_SIZES), "the sizes"), strict=True))
     for name, size in n.items():
         if name != "ftype" and not 0 < size <= (MAX_LAYERS if name.endswith("layer") else limits.TOKENIZER_TOKENS):
             raise f.fail(f"n_{name} = {size} makes no model")
@@ -146,7 +150,7 @@ def _tower_keys(n: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-# -- tokens --------------------------------------------------------------------------------------------------------------
+# -- tokens -----------------------------------------------------------------------------------------------------------
 
 
 def _alphabet() -> list[str]:
@@ -200,7 +204,7 @@ def _merges(plain: list[bytes], texts: list[str]) -> list[str]:
     for rank, token in enumerate(plain):
         parts = [token[i : i + 1] for i in range(len(token))]
         while len(parts) > 2:
-            pairs = [ranks.get(a + b, none) for a, b in zip(parts, parts[1:], strict=False)]
+            pairs = [ranks.get(a + b, none) for a, b in pairwise(parts)]
             least = min(pairs)
             if least >= rank:
                 break
@@ -211,7 +215,7 @@ def _merges(plain: list[bytes], texts: list[str]) -> list[str]:
     return found
 
 
-# -- tensors -------------------------------------------------------------------------------------------------------------
+# -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def _tensors(f: _Bytes) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pyggml.errors import ModelError
 from pyggml.media import Features
 from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound, sound_processor
+from pyggml.models.towers.hearing import SoundHParams
 from pyggml.types import Floats
 
 from .tower import LoadedTower, config_in_file, open_tower_of
@@ -55,7 +56,8 @@ def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
     """A tower with the processor of its folder, or with the one that suits it. Taps and edits of the model see its
     graphs. Raises ModelError when the folder's processor does not suit it."""
     tower.watches = model.watches
-    hp: Any = tower.hparams
+    hp = tower.hparams
+    assert isinstance(hp, SoundHParams), hp
     config: dict[str, Any] = {"feature_size": hp.n_mels}
     own = config_in_file(tower)
     if own:
@@ -80,7 +82,7 @@ def sound_features(self: LoadedModel, sound: Sound, rate: int | None = None, n_t
 
 
 def heard(sound: Sound, rate: int | None) -> Floats:
-    """The samples of a sound, see `read_sound`; those of an array are 16,000 in a second unless `rate` says otherwise."""
+    """The samples of a sound, see `read_sound`. Those of an array are 16,000 in a second, or `rate`."""
     in_file = isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview))
     return read_sound(sound, RATE if rate is None and not in_file else rate)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,21 +15,30 @@ if TYPE_CHECKING:
     from .loaded import LoadedModel
 
 _NAMES = """
-en english zh chinese de german es spanish ru russian ko korean fr french ja japanese pt portuguese tr turkish pl polish
-ca catalan nl dutch ar arabic sv swedish it italian id indonesian hi hindi fi finnish vi vietnamese he hebrew uk ukrainian
-el greek ms malay cs czech ro romanian da danish hu hungarian ta tamil no norwegian th thai ur urdu hr croatian
-bg bulgarian lt lithuanian la latin mi maori ml malayalam cy welsh sk slovak te telugu fa persian lv latvian bn bengali
-sr serbian az azerbaijani sl slovenian kn kannada et estonian mk macedonian br breton eu basque is icelandic hy armenian
-ne nepali mn mongolian bs bosnian kk kazakh sq albanian sw swahili gl galician mr marathi pa punjabi si sinhala km khmer
-sn shona yo yoruba so somali af afrikaans oc occitan ka georgian be belarusian tg tajik sd sindhi gu gujarati am amharic
-yi yiddish lo lao uz uzbek fo faroese ht haitian-creole ps pashto tk turkmen nn nynorsk mt maltese sa sanskrit
-lb luxembourgish my myanmar bo tibetan tl tagalog mg malagasy as assamese tt tatar haw hawaiian ln lingala ha hausa
-ba bashkir jw javanese su sundanese yue cantonese
+en english zh chinese de german es spanish ru russian ko korean fr french ja japanese pt portuguese tr turkish pl
+polish ca catalan nl dutch ar arabic sv swedish it italian id indonesian hi hindi fi finnish vi vietnamese he hebrew
+uk ukrainian el greek ms malay cs czech ro romanian da danish hu hungarian ta tamil no norwegian th thai ur urdu hr
+croatian bg bulgarian lt lithuanian la latin mi maori ml malayalam cy welsh sk slovak te telugu fa persian lv latvian
+bn bengali sr serbian az azerbaijani sl slovenian kn kannada et estonian mk macedonian br breton eu basque is
+icelandic hy armenian ne nepali mn mongolian bs bosnian kk kazakh sq albanian sw swahili gl galician mr marathi pa
+punjabi si sinhala km khmer sn shona yo yoruba so somali af afrikaans oc occitan ka georgian be belarusian tg tajik sd
+sindhi gu gujarati am amharic yi yiddish lo lao uz uzbek fo faroese ht haitian-creole ps pashto tk turkmen nn nynorsk
+mt maltese sa sanskrit lb luxembourgish my myanmar bo tibetan tl tagalog mg malagasy as assamese tt tatar haw hawaiian
+ln lingala ha hausa ba bashkir jw javanese su sundanese yue cantonese
 """
 LANGUAGES = dict(zip(_NAMES.split()[::2], (n.replace("-", " ") for n in _NAMES.split()[1::2]), strict=True))
 _CODES = {name: code for code, name in LANGUAGES.items()} | {
-    **{"burmese": "my", "valencian": "ca", "flemish": "nl", "haitian": "ht", "letzeburgesch": "lb", "pushto": "ps"},
-    **{"panjabi": "pa", "moldavian": "ro", "moldovan": "ro", "sinhalese": "si", "castilian": "es", "mandarin": "zh"},
+    **dict.fromkeys(("moldavian", "moldovan"), "ro"),
+    "burmese": "my",
+    "castilian": "es",
+    "flemish": "nl",
+    "haitian": "ht",
+    "letzeburgesch": "lb",
+    "mandarin": "zh",
+    "panjabi": "pa",
+    "pushto": "ps",
+    "sinhalese": "si",
+    "valencian": "ca",
 }
 _LANGUAGE = re.compile(r"<\|([a-z]{2,3})\|>")
 
@@ -74,7 +83,7 @@ class SpeechTokens:
         texts = model.kv.get("tokenizer.ggml.tokens")
         if not isinstance(texts, list):
             raise ModelError(f"{model.path}: has no tokenizer, so that nothing can be written down")
-        ids = {text: i for i, text in enumerate(cast("list[str]", texts)) if text.startswith("<|")}
+        ids = {text: i for i, text in enumerate(texts) if text.startswith("<|")}
         r = _Keys(model, ids)
         start = model.decoder_start if f"{model.arch}.decoder_start_token_id" in model.kv else r.token("", _START)
         end = model.vocab.eos

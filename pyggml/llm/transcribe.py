@@ -218,7 +218,8 @@ class Transcriber:
         return max(languages, key=lambda code: float(logits[languages[code]]))
 
     def _decoded(self, ctx: LlamaContext, tokens: Sequence[int], pos: int, wanted: Sequence[int]) -> Floats:
-        """Logits [n, n_vocab] of the tokens `wanted` among those from position `pos` on, which replace what was there."""
+        """Logits [n, n_vocab] of the tokens `wanted` among those from position `pos` on, which replace what was
+        there."""
         ctx.memory.seq_rm(0, pos, ctx.n_ctx)
         batch = Batch()
         for i, token in enumerate(tokens):
@@ -273,7 +274,7 @@ class Transcriber:
         return [self._special.previous, *self._before[-most:]]
 
     def _sampled(self, scores: Doubles) -> int:
-        p = np.cumsum(_softmax(scores))
+        p: Doubles = np.cumsum(_softmax(scores))
         return min(int(np.searchsorted(p, self._rng.random() * p[-1], "right")), len(p) - 1)
 
     def _allowed(self, scores: Doubles, tokens: Sequence[int]) -> Doubles:

@@ -43,7 +43,8 @@ def read_sound(sound: Sound, rate: int | None = None) -> Floats:
 
     Channels are averaged. Another rate is converted by the library soxr. Files need `pip install pyggml[media]`.
     Raises MediaError for a file that is missing or damaged, for a sound that is empty, longer than
-    `limits.SOUND_SECONDS` or not finite, for an array without a rate or of another shape, and when a library is missing.
+    `limits.SOUND_SECONDS` or not finite, for an array without a rate or of another shape, and when a library is
+    missing.
     """
     if isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
         if rate is not None:
@@ -163,7 +164,9 @@ class SoundProcessor:
     def parts(self, samples: Floats) -> Floats:
         """float32 [n, n_mels, n_frames]: all of a sound, and the silence that makes it n times 30 seconds long."""
         n = max(-(-len(samples) // self.n_samples), 1)
-        found = self.frames(np.pad(samples, (0, n * self.n_samples - len(samples))))
+        padded = np.zeros(n * self.n_samples, np.float32)
+        padded[: len(samples)] = samples
+        found = self.frames(padded)
         return np.ascontiguousarray(found.reshape(self.n_mels, n, self.n_frames).swapaxes(0, 1))
 
     def frames(self, samples: Floats) -> Floats:
@@ -176,12 +179,12 @@ class SoundProcessor:
         windows = windows[:: self.hop][: len(samples) // self.hop]
         found = np.empty((self.n_mels, len(windows)), np.float32)
         for i in range(0, len(windows), _FRAMES):
-            part = np.fft.rfft(windows[i : i + _FRAMES] * self._window).astype(np.complex64)
+            part: Any = np.fft.rfft(windows[i : i + _FRAMES] * self._window).astype(np.complex64)
             power: Doubles = np.abs(part, dtype=np.float64) ** 2.0
             found[:, i : i + _FRAMES] = np.log10(np.maximum(_LEAST_POWER, self._filters.T @ power.T))
         if found.size:
             np.maximum(found, found.max() - np.float32(_RANGE), out=found)
-        return (found + np.float32(4.0)) / np.float32(4.0)
+        return ((found + np.float32(4.0)) / np.float32(4.0)).astype(np.float32, copy=False)
 
     @cached_property
     def _window(self) -> Doubles:
@@ -196,14 +199,13 @@ def mel_filters(n_mels: int, n_freq: int) -> Doubles:
     """float64 [n_freq, n_mels]: how much each of `n_freq` frequencies, which reach from 0 to 8000 Hz evenly, counts for
     each mel. A filter is a triangle between the middles of its neighbours, whose area is the same for all (Slaney's
     Auditory Toolbox): the middles lie evenly on a scale that is linear up to 1000 Hz and logarithmic from there on."""
-    step = 27.0 / np.log(6.4)
-    top = 15.0 + np.log(8000.0 / 1000.0) * step
-    mels = np.linspace(0.0, top, n_mels + 2)
-    edges = 200.0 * mels / 3.0
+    top = 15.0 + float(np.log(8.0)) * (27.0 / float(np.log(6.4)))
+    mels: Doubles = np.linspace(0.0, top, n_mels + 2)
+    edges: Doubles = 200.0 * mels / 3.0
     edges[mels >= 15.0] = 1000.0 * np.exp(np.log(6.4) / 27.0 * (mels[mels >= 15.0] - 15.0))
-    widths = np.diff(edges)
-    slopes = edges[None, :] - np.linspace(0, 8000, n_freq)[:, None]
-    triangles = np.maximum(0.0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
+    widths: Doubles = np.diff(edges)
+    slopes: Doubles = edges[None, :] - np.linspace(0, 8000, n_freq)[:, None]
+    triangles: Doubles = np.maximum(0.0, np.minimum(-slopes[:, :-2] / widths[:-1], slopes[:, 2:] / widths[1:]))
     return triangles * (2.0 / (edges[2:] - edges[:-2]))[None, :]
 
 

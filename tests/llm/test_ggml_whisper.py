@@ -11,7 +11,7 @@ import pytest
 from pyggml.errors import GGMLError, GGUFError, ModelError
 from pyggml.llm.model import Model, load_model
 
-from ..random_whisper import D, N_CTX, N_TEXT, N_VOCAB, sound, weights, write_whisper
+from ..random_whisper import N_CTX, N_TEXT, N_VOCAB, D, sound, weights, write_whisper
 
 ROLES = {
     "self_attn_layer_norm": "attn_ln",
@@ -102,11 +102,11 @@ def test_damaged_files(tmp_path: Path) -> None:
     whole, path = file_of(TOKENS, TENSORS), tmp_path / "a.bin"
     for cut in (4, 20, 60, 64620, 66000, 70000, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        with pytest.raises(GGMLError, match="a.bin"):
+        with pytest.raises(GGMLError, match=r"a\.bin"):
             load_model(path)
     for at, value in ((4, -1), (4, 1 << 30), (20, 1 << 20), (40, 81), (48, 1 << 30), (52, -5)):
         path.write_bytes(whole[:at] + struct.pack("<i", value) + whole[at + 4 :])
-        with pytest.raises(GGUFError, match="a.bin"):
+        with pytest.raises(GGUFError, match=r"a\.bin"):
             load_model(path)
     for tensors, says in (
         ({**TENSORS, "encoder.other": TENSORS["decoder.ln.bias"]}, "not known"),
