@@ -81,6 +81,10 @@ class PlacedMedia:
     rows: Sequence[MediaRow | None]
     keys: Sequence[int]
 
+    def behind(self, n: int) -> PlacedMedia:
+        """The same for the tokens behind the first `n`."""
+        return PlacedMedia(self.rows[n:], self.keys[n:])
+
     def whole(self, n: int) -> int:
         """The largest number of tokens up to `n` after which the prompt can be cut: no tokens that see each other are
         on both sides."""
