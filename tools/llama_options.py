@@ -82,7 +82,6 @@ _INSTEAD = {
         --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens""",
     "pyggml reads no videos, and writes text alone": """
         --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file""",
-    "`pyggml serve` has --media-path": "--media-path",
     "`pyggml serve` serves one model, or those of --models-dir": """
         --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
     "`pyggml serve` has it": "--sleep-idle-seconds",
