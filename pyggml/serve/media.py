@@ -36,7 +36,7 @@ def with_media(service: Service, messages: Any) -> Any:
 def _message(service: Service, message: Any, i: int) -> Any:
     content: Any = cast("Mapping[str, Any]", message).get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
-        return message
+        return cast("Any", message)
     parts: list[Any] = []
     for part in cast("list[Any]", content):
         kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, dict) else None

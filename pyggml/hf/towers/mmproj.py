@@ -4,10 +4,11 @@ them. Source: llama.cpp's tools/mtmd/clip-impl.h and its converter."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def write_mmproj(
     """
     if dtype is not None and dtype not in TYPES:
         raise DTypeError(f"an mmproj file has tensors of {', '.join(t.name for t in TYPES)}, not {dtype.name}")
-    found = open_tower(folder)
+    found = open_tower(os.fspath(folder))
     if found is None:
         raise ModelError(f"{os.fspath(folder)}: has no tower that sees or hears: there is nothing for an mmproj file")
     kv, tensors = found
@@ -55,7 +56,7 @@ def write_mmproj(
     if name == "whisper":
         raise ModelError(f"{os.fspath(folder)}: Whisper's encoder is part of the model: it makes no mmproj file")
     parts = [part for n, t in tensors.items() for part in _parts(name, n, t, dtype)]
-    most = max(TYPES, key=lambda d: sum(int(np.prod(ne)) for _, of, ne, _, _ in parts if of is d))
+    most = max(TYPES, key=lambda d: sum(math.prod(ne) for _, of, ne, _, _ in parts if of is d))
     infos: list[TensorInfo] = [(n, of, ne[: rank_of(ne)]) for n, of, ne, _, _ in parts]
     records = [kv_record(key, _stored(value)) for key, value in _keys(Path(folder), kv, dtype or most).items()]
     try:
@@ -127,15 +128,15 @@ def _window_pattern(kv: Mapping[str, Any]) -> dict[str, int]:
 
 def _of_processor(processor: dict[str, Any], tower: str) -> dict[str, Any]:
     """What the file says of the treatment of pictures and sounds."""
-    nested = processor.get("image_processor")
+    nested: Any = processor.get("image_processor")
     own: dict[str, Any] = {**processor, **nested} if isinstance(nested, dict) else processor
     keys: dict[str, Any] = {PROCESSOR_KEY: json.dumps(processor)}
     for key in ("image_mean", "image_std"):
         values = own.get(key)
         if isinstance(values, list):
             keys[f"clip.vision.{key}"] = np.array(values, np.float32)
-    size = own.get("size")
-    longest = size.get("longest_edge") if isinstance(size, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    size: Any = own.get("size")
+    longest = cast("Mapping[str, Any]", size).get("longest_edge") if isinstance(size, dict) else None
     if tower == "idefics3" and type(longest) is int:
         keys["clip.vision.preproc_image_size"] = longest
     if tower == "internvl" and own.get("crop_to_patches"):

@@ -59,19 +59,18 @@ def _message(message: Mapping[str, Any], i: int, objects: bool) -> dict[str, Any
 
 def has_media(messages: Any) -> bool:
     """Whether parts of messages are pictures or sounds: {"type": "image", "image": ...}, {"type": "audio", ...}."""
-    contents = (
-        [m.get("content") for m in cast("Sequence[Any]", messages) if isinstance(m, Mapping)]
-        if isinstance(messages, Sequence)
-        else []
-    )
+    if not isinstance(messages, Sequence):
+        return False
+    known = [cast("Mapping[str, Any]", m) for m in cast("Sequence[Any]", messages) if isinstance(m, Mapping)]
+    contents: list[Any] = [m.get("content") for m in known]
     parts = [p for content in contents if isinstance(content, (list, tuple)) for p in cast("Sequence[Any]", content)]
-    return any(isinstance(p, Mapping) and p.get("type") in _MEDIA for p in parts)
+    return any(isinstance(p, Mapping) and cast("Mapping[str, Any]", p).get("type") in _MEDIA for p in parts)
 
 
 def _content(content: Any, i: int) -> str | list[Any]:
     """Content as one text, or with a picture or sound as its parts."""
     if has_media([{"content": content}]):
-        return list(content)
+        return list(cast("Sequence[Any]", content))
     return _text(content, i)
 
 
