@@ -23,6 +23,7 @@ from .buffers.buffer import register_device_buffer
 from .compute import compute, eval
 from .dtypes import DType
 from .errors import (
+    Aborted,
     AllocError,
     BackendError,
     BatchError,
@@ -142,6 +143,7 @@ __all__ = [
     "AdamW8",
     "Adafactor",
     "AllocError",
+    "Aborted",
     "BackendError",
     "BatchError",
     "Batch",

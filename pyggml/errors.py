@@ -39,6 +39,10 @@ class BackendError(GGMLError):
     """A backend cannot do what was asked, or a kernel refused its data."""
 
 
+class Aborted(BackendError):
+    """A graph was broken off before its end: by Ctrl-C, or by another thread (`Program.abort`)."""
+
+
 class GGUFError(GGMLError):
     """A GGUF file is truncated, lies about itself, or is of an unknown kind."""
 

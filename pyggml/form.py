@@ -23,7 +23,7 @@ class Form(NamedTuple):
 
 STORED = Form("stored")  # products read the tensor as it is, with the precision of F32
 IN_PASSING = Form("in passing")  # products repack blocks each time they read them
-ROUNDED = Form("rounded")  # products of many columns may round F16 and BF16
+ROUNDED = Form("rounded")  # products of many columns may round F16 and BF16: with tiles, and in gradients
 
 
 def repacked(copy: Buffer) -> Form:

@@ -48,3 +48,7 @@ MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a for
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)
 ACTIVATION_TOKENS = 1 << 10  # length of a prompt whose nodes are asked for
 ACTIVATION_BYTES = 1 << 28  # size of what its nodes give
+CONNECTIONS = 1 << 10  # at once; fewer when fewer files may be open (ulimit -n)
+HEADER_SECONDS = 30  # in which the headers of a request must have come ...
+BODY_SECONDS = 30  # ... and its body, with a second more ...
+BODY_RATE = 1 << 12  # ... for each so many bytes of it that have come

@@ -10,7 +10,7 @@ paligemma  PaliGemma (arXiv 2407.07726): SigLIP and one product
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -142,8 +142,8 @@ def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
     side, n_embd = hp.side, rows.shape[2]
     if rows.shape[1] != side * side:
         raise ShapeError(f"tiles of {rows.shape[1]} features make no square of {side} x {side} patches")
-    tiles: Array = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd)
-    across: Array = tiles.transpose(0, 2, 1, 3, 4)
+    tiles: Any = rows[1:].reshape(tiles_h, tiles_w, side, side, n_embd)
+    across: Any = tiles.transpose(0, 2, 1, 3, 4)
     grid = unpadded(across.reshape(tiles_h * side, tiles_w * side, n_embd), height, width)
     if hp.most:
         grid = _at_most(grid, hp.most * side * side)

@@ -104,8 +104,8 @@ def new_backend(name: object, n_threads: int | None = None) -> Backend:
     return made
 
 
-def node_error(t: Tensor, text: str) -> BackendError:
+def node_error(t: Tensor, text: str, kind: type[BackendError] = BackendError) -> BackendError:
     """The error of a node that failed while it ran: op, tensors, and the line that recorded it."""
     op = opdef_of(t)
     named = [(op.role(i), "None" if s is None else s.describe()) for i, s in enumerate(t.src)]
-    return BackendError(explain(op.name, text, [("result", t.describe()), *named], t.site))
+    return kind(explain(op.name, text, [("result", t.describe()), *named], t.site))

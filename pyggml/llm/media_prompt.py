@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -238,7 +238,7 @@ def media_key(thing: Any) -> bytes:
     if isinstance(thing, Features):
         parts: list[Any] = [thing.rows, thing.grid, thing.deepstack]
     elif isinstance(thing, bytes | bytearray | memoryview):
-        parts = [bytes(thing)]
+        parts = [bytes(cast("bytes", thing))]
     elif hasattr(thing, "mode") and hasattr(thing, "tobytes"):  # a PIL image
         parts = [thing.mode, thing.size, thing.tobytes()]
     else:

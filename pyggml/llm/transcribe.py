@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -275,7 +275,8 @@ class Transcriber:
 
     def _sampled(self, scores: Doubles) -> int:
         p: Doubles = np.cumsum(_softmax(scores))
-        return min(int(np.searchsorted(p, self._rng.random() * p[-1], "right")), len(p) - 1)
+        at: Any = np.searchsorted(p, self._rng.random() * cast("float", p[-1]), "right")
+        return min(int(at), len(p) - 1)
 
     def _allowed(self, scores: Doubles, tokens: Sequence[int]) -> Doubles:
         """The logits of the next token, -inf where the rules forbid it."""

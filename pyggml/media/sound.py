@@ -166,8 +166,8 @@ class SoundProcessor:
         n = max(-(-len(samples) // self.n_samples), 1)
         padded = np.zeros(n * self.n_samples, np.float32)
         padded[: len(samples)] = samples
-        found = self.frames(padded)
-        return np.ascontiguousarray(found.reshape(self.n_mels, n, self.n_frames).swapaxes(0, 1))
+        found: Any = self.frames(padded).reshape(self.n_mels, n, self.n_frames)
+        return np.ascontiguousarray(found.swapaxes(0, 1))
 
     def frames(self, samples: Floats) -> Floats:
         """float32 [n_mels, n_samples // hop]: a frame for each `hop` samples, whose window they are the middle of. At
@@ -181,7 +181,8 @@ class SoundProcessor:
         for i in range(0, len(windows), _FRAMES):
             part: Any = np.fft.rfft(windows[i : i + _FRAMES] * self._window).astype(np.complex64)
             power: Doubles = np.abs(part, dtype=np.float64) ** 2.0
-            found[:, i : i + _FRAMES] = np.log10(np.maximum(_LEAST_POWER, self._filters.T @ power.T))
+            bands = cast("Doubles", self._filters.T @ power.T)
+            found[:, i : i + _FRAMES] = np.log10(np.maximum(_LEAST_POWER, bands))
         if found.size:
             np.maximum(found, found.max() - np.float32(_RANGE), out=found)
         return ((found + np.float32(4.0)) / np.float32(4.0)).astype(np.float32, copy=False)

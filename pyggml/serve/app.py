@@ -91,7 +91,7 @@ def application(
             service.thread.stop()
 
     app = _with_handlers(_routes(), options, lifespan)
-    app.state.service = service
+    app.state.service, app.state.cut = service, service.thread.cut
     return app
 
 
@@ -111,7 +111,9 @@ def _routed(router: Router, options: ServeOptions) -> Starlette:
     routes += [Route("/models/unload", router.unload_model, methods=["POST"])]
     for paths, methods in ((_GET, ["GET"]), (_POST, ["POST"]), (_BOTH, ["GET", "POST"])):
         routes += [Route(path, router, methods=methods) for path in paths]
-    return _with_handlers(routes, options, router.running)
+    app = _with_handlers(routes, options, router.running)
+    app.state.cut = router.cut
+    return app
 
 
 async def _alive(request: Request) -> Response:

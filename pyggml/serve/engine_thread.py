@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from pyggml.breaker import Breaker
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.engine import Engine, Token
 from pyggml.llm.generate.generation import Generation
@@ -100,15 +101,22 @@ class EngineThread:
         self._open: dict[Generation, tuple[Answering, int]] = {}
         self._n_open, self._lock = 0, threading.RLock()
         self._jobs: list[_Job[Any]] = []
-        self._stopped = False
+        self._stopped, self._breaker = False, Breaker()
         self._thread = threading.Thread(target=self._run, name="pyggml engine", daemon=True)
 
     # -- from event loops -------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End all texts and the thread, and wait for it."""
+        """End all texts, what is computed for them, and the thread; and wait for it."""
+        self.cut()
+        while self._thread.is_alive():
+            self._breaker.abort()
+            self._thread.join(0.05)
+
+    def cut(self) -> None:
+        """The same, without waiting: each request gets the error that the server is stopping."""
         self._order(self._stop)
-        self._thread.join()
+        self._breaker.abort()
 
     @property
     def stopped(self) -> bool:
@@ -164,11 +172,12 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            while not self._stopped:
-                self._take_orders(wait=not self._busy)
-                self._do_jobs()
-                if self.engine is not None and self.engine.busy:
-                    self._step(self.engine)
+            with self._breaker:
+                while not self._stopped:
+                    self._take_orders(wait=not self._busy)
+                    self._do_jobs()
+                    if self.engine is not None and self.engine.busy:
+                        self._step(self.engine)
         finally:  # nobody waits for a thread that has ended, even by an error that nobody thought of
             self._end()
             if self.ctx is not None:

@@ -6,16 +6,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pyggml.errors import BackendError, GGMLError, SamplerError
+from pyggml.errors import Aborted, BackendError, GGMLError, GGUFError, SamplerError
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     405: "not_found_error",
-    408: "invalid_request_error",
-    413: "invalid_request_error",
     501: "not_supported_error",
     503: "unavailable_error",
 }
@@ -27,7 +24,7 @@ class HTTPError(Exception):
     def __init__(self, code: int, message: str, type: str | None = None, **more: Any) -> None:
         super().__init__(message)
         self.code, self.message, self.more = code, message, more
-        self.type = type or _TYPES.get(code, "server_error")
+        self.type = type or _TYPES.get(code, "invalid_request_error" if code < 500 else "server_error")
 
     @property
     def json(self) -> dict[str, Any]:
@@ -56,6 +53,8 @@ def of_request(e: Exception) -> HTTPError:
         case ValidationError():
             found = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False)]
             return HTTPError(400, "; ".join(found[:5]) or "the request makes no sense")
+        case GGUFError() | BackendError():  # the model's file is lost, or the machine fails
+            return HTTPError(500, " ".join(str(e).split()))
         case GGMLError():
             return HTTPError(400, " ".join(str(e).split()))
         case RecursionError():
@@ -68,8 +67,8 @@ def of_request(e: Exception) -> HTTPError:
 
 def of_generation(e: Exception) -> HTTPError:
     """The error of a text that had begun. What the request asked for is to blame for a SamplerError alone."""
-    if isinstance(e, BackendError) and str(e).partition("\n")[0].endswith(": aborted"):
-        return HTTPError(503, "the server is stopping")  # Ctrl-C breaks off the graph that runs
+    if isinstance(e, Aborted):
+        return HTTPError(503, "the server is stopping")
     if isinstance(e, GGMLError) and not isinstance(e, SamplerError):
         return HTTPError(500, " ".join(str(e).split()))
     return of_request(e)

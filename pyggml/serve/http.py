@@ -42,14 +42,15 @@ def error_response(e: HTTPError) -> Response:
 async def json_body(request: Request, timeout: float) -> Any:
     """The body of a request. Raises HTTPError for one that is too long, comes too slowly, or is no JSON."""
     parts, size = list[bytes](), 0
-    stream = request.stream()
+    stream, begun = request.stream(), monotonic()
     while True:
+        left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic()
         try:
-            part = await asyncio.wait_for(anext(stream), timeout)
+            part = await asyncio.wait_for(anext(stream), min(timeout, left))
         except StopAsyncIteration:
             break
         except asyncio.TimeoutError:
-            raise HTTPError(408, f"no part of the request came for {timeout:g} seconds") from None
+            raise HTTPError(408, f"the request comes too slowly: {size} bytes of its body so far") from None
         size += len(part)
         if size > limits.REQUEST_BYTES:
             raise HTTPError(413, f"the request is longer than {limits.REQUEST_BYTES} bytes")

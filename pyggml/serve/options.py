@@ -62,7 +62,7 @@ class ServeOptions:
     n_keep: int = _option(0, "--keep", "Tokens at the start that --context-shift keeps; -1: the whole prompt.", -1)
     n_queue: int = _option(256, "--queue", "Requests that wait for a slot; further ones are answered 503.", 0)
     model_draft: str | None = _option(
-        None, "-md --model-draft --spec-draft-model", "Smaller model, or its file, that guesses tokens."
+        None, "-md --model-draft --spec-draft-model", "File of a smaller model, which guesses tokens."
     )
     lookup: bool = _option(False, "--lookup", "Guess that a text goes on as it did before.")
     mtp: bool = _option(False, "--mtp", "Let the heads in the model's file guess (MTP layers), with -np 1.")

@@ -97,6 +97,12 @@ class Router:
                 if m.service is not None:
                     await self._unload(m)
 
+    def cut(self) -> None:
+        """Cut all answers under way, without waiting: see `EngineThread.cut`."""
+        for m in self._known.values():
+            if m.service is not None:
+                m.service.thread.cut()
+
     # -- requests ---------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

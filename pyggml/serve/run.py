@@ -17,15 +17,21 @@ from .options import ListenOptions, ServeOptions
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+# Seconds for which a Python thread has its turn: 5 ms, Python's own, are ten steps of a small model.
+_SWITCH = 1e-3
+_CUT = 2  # seconds that clients have to take the ends of answers that were cut
+
 
 def run(
     load: Callable[[str | None], Model], options: ServeOptions, listen: ListenOptions, verbose: bool = False
 ) -> None:
-    """Serve a model, or those of a folder; `load` loads one by its path (None: one). SIGTERM or Ctrl-C ends
-    it: no further requests are taken, and answers under way have `stop_seconds` to end before they are cut. Raises
-    ModelError when a package is missing."""
+    """Serve a model, or those of a folder, until SIGTERM or Ctrl-C ends it; `load` loads a model by its path (None: the
+    only one). No further requests are taken then, and answers under way have `stop_seconds` to end before they are cut;
+    a second signal cuts them at once. Raises ModelError when a package is missing."""
     try:
         import uvicorn
+
+        from .connection import Connection, Server
     except ImportError as e:
         raise needs_extra(e) from None
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
@@ -44,13 +50,13 @@ def run(
     config = uvicorn.Config(
         application,
         **where,
-        http="h11",  # it bounds the size of headers
+        http=Connection,
         ws="none",
         lifespan="on",
         log_level="info" if verbose else "warning",
         access_log=verbose,
         server_header=False,
-        timeout_graceful_shutdown=listen.stop_seconds,
+        timeout_graceful_shutdown=listen.stop_seconds + _CUT,
     )
     scheme = "http" if listen.ssl_key_file is None else "https"
     at = (
@@ -58,4 +64,5 @@ def run(
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
     print(f"pyggml serves {options.models_dir if model is None else model.path} at {at}", file=sys.stderr, flush=True)
-    uvicorn.Server(config).run()
+    sys.setswitchinterval(_SWITCH)
+    Server(config, options.timeout, listen.stop_seconds, app.state.cut).run()

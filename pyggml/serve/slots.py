@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from .http import Json, json_body, json_object
 from .native import settings
 from .service import FINGERPRINT, Service, service_of
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 
@@ -161,7 +163,9 @@ async def slot_action(request: Request) -> Response:
     try:
         return Json(await service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq)))
     except Exception as e:
-        raise (of_generation if name == "save" else of_request)(e) from e  # a full disk is not the client's fault
+        if isinstance(e.__context__, OSError) and e.__context__.errno in _FULL:
+            raise HTTPError(507, str(e)) from e
+        raise (of_generation if name == "save" else of_request)(e) from e  # a failing disk is not the client's fault
 
 
 def _busy(service: Service, seq: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -46,16 +47,18 @@ Served = Callable[..., Iterator[tuple[str, "subprocess.Popen[bytes]"]]]
 
 
 @contextmanager
-def process(*args: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """`pyggml serve` in a process: its address, and the process, which is ended at the end."""
+def process(*args: object, trusted: str | None = None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """`pyggml serve` in a process: its address, and the process, which is ended at the end. `trusted`: the certificate
+    that it has."""
     port = free_port()
     command = [sys.executable, "-m", "pyggml", "serve", "--port", port, "-t", 1, *args]
-    url = f"http://127.0.0.1:{port}"
+    url = f"http{'s' * (trusted is not None)}://127.0.0.1:{port}"
+    verify = trusted is None or ssl.create_default_context(cafile=trusted)
     with subprocess.Popen([str(a) for a in command], stderr=subprocess.PIPE) as p:
         try:
             for _ in range(600):
                 try:
-                    if httpx.get(f"{url}/health").status_code == 200:
+                    if httpx.get(f"{url}/health", verify=verify).status_code == 200:
                         break
                 except httpx.TransportError:
                     assert p.poll() is None, p.stderr.read() if p.stderr else ""

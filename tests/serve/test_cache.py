@@ -122,6 +122,28 @@ def test_no_text_of_another_conversation(tales: gg.Model, n_parallel: int) -> No
             assert got == alone
 
 
+@pytest.mark.parametrize("options", [{"cache_ram": 0}, {}, {"context_shift": True}])
+def test_answers_do_not_depend_on_slots_and_caches(tales: gg.Model, options: dict[str, Any]) -> None:
+    """Greedy and seeded ones, from 1, 4 and 16 clients in any order."""
+    rng = random.Random(7)
+    heads = prompts(3, 60)
+    jobs = [(rng.choice(heads)[: rng.randrange(10, 60)] + heads[0][: rng.randrange(9)], i % 3) for i in range(12)]
+
+    def answer(c: TestClient, i: int, **more: Any) -> list[int]:
+        prompt, seed = jobs[i]
+        body = {"temperature": 0.8 if seed else 0, "seed": seed, "return_tokens": True, **more}
+        return ask(c, prompt, 3 + i, **body)["tokens"]
+
+    with TestClient(create_app(tales, ServeOptions(n_ctx=100, n_parallel=1, context=ONE))) as c:
+        alone = [answer(c, i, cache_prompt=False) for i in range(len(jobs))]
+    with TestClient(create_app(tales, ServeOptions(n_ctx=400, n_parallel=4, context=ONE, **options))) as c:
+        for n_clients in (1, 4, 16):
+            order = rng.sample(range(len(jobs)), len(jobs))
+            with ThreadPoolExecutor(n_clients) as pool:
+                got = dict(zip(order, pool.map(lambda i: answer(c, i), order), strict=True))
+            assert [got[i] for i in range(len(jobs))] == alone
+
+
 @pytest.mark.parametrize(("arch", "kv"), [("gemma3", WINDOW), ("mamba", STATES), ("jamba", HYBRID)])
 def test_windows_and_states_go_on(arch: str, kv: dict[str, Any], tmp_path: Path) -> None:
     """Another turn of a chat, and another answer to the same prompt, do not evaluate the whole prompt again."""

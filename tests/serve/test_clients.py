@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,42 +166,88 @@ def raw(url: str, data: bytes) -> bytes:
 def test_what_is_no_http(served: Served) -> None:
     url, _ = served
     assert raw(url, b"\x16\x03\x01 nonsense\r\n\r\n").startswith(b"HTTP/1.1 400")
-    assert raw(url, b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n")[:12] == b"HTTP/1.1 400"
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as s:  # half a request, and gone
         s.sendall(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
     assert httpx.get(f"{url}/health").status_code == 200
 
 
-def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
+LONG = {"prompt": "Once", "n_predict": 300, "ignore_eos": True, "stream": True}
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_answers_end(sent: signal.Signals) -> None:
+    """Ctrl-C breaks off no graph; the server takes nothing new, and ends with 0."""
     with process("-c", 512, "-np", 1, "--stop-seconds", 10) as (url, p):
-        with httpx.stream(
-            "POST", f"{url}/completion", json={"prompt": "Once", "n_predict": 300, "ignore_eos": True, "stream": True}
-        ) as r:
+        with httpx.stream("POST", f"{url}/completion", json=LONG) as r:
             lines = r.iter_lines()
             next(lines)
-            p.send_signal(signal.SIGTERM)
+            p.send_signal(sent)
             last = [json.loads(line[6:]) for line in lines if line.startswith("data: ")][-1]
         assert last["stop"] is True and last["tokens_predicted"] == 300
-        assert p.wait(10) in (0, -signal.SIGTERM)
+        assert p.wait(10) == 0
         assert p.stderr is not None and b"Traceback" not in p.stderr.read()
 
 
-def test_ctrl_c_cuts_at_the_deadline() -> None:
-    with process("-c", 65536, "-np", 1, "--stop-seconds", 0) as (url, p):
-        body = {"prompt": "Once", "ignore_eos": True, "stream": True}
-        got: list[str] = []
-        try:
-            with httpx.stream("POST", f"{url}/completion", json=body, timeout=30) as r:
-                lines = r.iter_lines()
-                next(lines)
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0, 60])
+def test_answers_are_cut_at_the_deadline_or_by_a_second_signal(first: signal.Signals, seconds: int) -> None:
+    """Each ends by the error that says so: an answer that streams, and one that waits."""
+    with process("-c", 65536, "-np", 1, "--stop-seconds", seconds) as (url, p), ThreadPoolExecutor(1) as pool:
+        body = {**LONG, "n_predict": -1}
+        with httpx.stream("POST", f"{url}/completion", json=body, timeout=30) as r:
+            lines = r.iter_lines()
+            next(lines)
+            waits = pool.submit(httpx.post, f"{url}/completion", json={**body, "stream": False}, timeout=30)
+            while not any(s["is_processing"] for s in httpx.get(f"{url}/slots").json()):
+                time.sleep(0.01)
+            p.send_signal(first)
+            if seconds:
+                time.sleep(0.2)
+                assert p.poll() is None
                 p.send_signal(signal.SIGINT)
-                got.extend(line for line in lines if line)
-        except httpx.RemoteProtocolError:
-            pass
-        else:  # the answer ended before its connection was cut
-            assert "the server is stopping" in got[-1]
-        assert p.wait(10) == 130 and p.stderr is not None
+            got = [line for line in lines if line]
+        assert "the server is stopping" in got[-1]
+        assert waits.result().status_code == 503 and "the server is stopping" in waits.result().text
+        assert p.wait(10) == 0 and p.stderr is not None
         assert b"Traceback" not in p.stderr.read()
+
+
+def test_what_nobody_waits_for_is_broken_off() -> None:
+    """A prompt of a minute is not evaluated to its end when the server must end."""
+    with (
+        process("-c", 65536, "-np", 1, "-b", 65536, "--stop-seconds", 0, "--metrics") as (url, p),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        asked = pool.submit(httpx.post, f"{url}/completion", json={"prompt": [5] * 60000}, timeout=90)
+        while "requests_processing 0" in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.05)
+        p.send_signal(signal.SIGTERM)
+        assert asked.result().status_code == 503 and "the server is stopping" in asked.result().text
+        assert p.wait(10) == 0
+
+
+def test_tls(tmp_path: Path) -> None:
+    """With a certificate of our own; what speaks no TLS, or not to the end, is left alone."""
+    key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    subprocess.run([*make, "-days", "2", *subject, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    with process("-np", 1, "-c", 512, "--ssl-key-file", key, "--ssl-cert-file", cert, trusted=cert) as (url, p):
+        trust = ssl.create_default_context(cafile=cert)
+        with httpx.Client(verify=trust, base_url=url) as c:
+            assert c.post("/completion", json={"prompt": "Once", "n_predict": 3}).status_code == 200
+            with c.stream("POST", "/completion", json=LONG) as r:
+                assert sum(line.startswith("data: ") for line in r.iter_lines()) > 100
+            assert c.post("/completion", content=b"{").json()["error"]["code"] == 400
+        with pytest.raises(httpx.ConnectError):  # nobody has said that the certificate may be trusted
+            httpx.get(f"{url}/health")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{url}/health".replace("https", "http"))
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as s:
+            s.sendall(b"\x16\x03\x01")
+        assert httpx.get(f"{url}/health", verify=trust).status_code == 200
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(10) == 0 and p.stderr is not None and b"Traceback" not in p.stderr.read()
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

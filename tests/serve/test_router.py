@@ -100,7 +100,7 @@ def test_loading_by_hand(client: TestClient) -> None:
 def test_a_busy_model_is_not_unloaded(client: TestClient) -> None:
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(lambda i: ask(client, ("tales", "tiny")[i % 2], n_predict=30), range(12)))
-    assert {r.status_code for r in got} <= {200, 503} and got[0].status_code == 200
+    assert {r.status_code for r in got} in ({200}, {200, 503})
     assert all(r.json()["model"] == ("tales", "tiny")[i % 2] for i, r in enumerate(got) if r.status_code == 200)
 
 

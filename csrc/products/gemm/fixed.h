@@ -55,8 +55,5 @@ PG_INLINE r16_fetch r16_no_fetch(const r16_panel *w) { return (r16_fetch){.at = 
 // Whether a product sums as sums.h says: that of weights in blocks. All else has steps for rows, too.
 PG_INLINE int r16_in_runs(const r16_product *p) { return !r16_of_floats(p) && !p->across; }
 
-// F16 or BF16 rows as they are stored.
-void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
-
 PG_INLINE void r16_begin(void) {} // called by a thread before, and after, it multiplies
 PG_INLINE void r16_end(void) {}

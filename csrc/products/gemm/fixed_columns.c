@@ -1,6 +1,6 @@
-// Convert columns of b, and rows of floats, to fixed point, in the layout of fixed.c's tiles.
+// Convert columns of b to fixed point, in the layout of fixed.c's tiles.
 #include "products/gemm/columns.h"
-#include "products/gemm/fixed_floats.h"
+#include "products/gemm/fixed_columns.h"
 #include "products/gemm/fixed_pairs.h"
 
 // The largest of x[0..n) in size, and the sum of the squares of x * unit. n is a multiple of 32.
@@ -19,7 +19,9 @@ PG_INLINE extent extent_of(const float *x, float unit, int64_t n) {
   return (extent){vf_hmax(vf_max(max[0], max[1])), vf_sum(vf_add(sum[0], sum[1]))};
 }
 
-float PG_FN(r16_fixed_step)(const float *x, int64_t n, float *inv) {
+// The step of x[0..n), and by what its integers are multiples of x. With NaN or an infinity anywhere, the step is NaN.
+// When all values are below 1e-30, they count as 0.
+static float step_of(const float *x, int64_t n, float *inv) {
   extent e = extent_of(x, 1.0f, n);
   float unit = 1.0f;
   if (!(e.max > 1e-15f && e.max < 1e15f)) { // squares may overflow or vanish
@@ -50,26 +52,12 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
         float x[KC];
         r16_get(x, p, &g, j, k0, n);
         float inv;
-        steps[j] = PG_FN(r16_fixed_step)(x, n, &inv);
-        (r16_of_floats(p) && !p->across ? r16_put_packed : put_ints)(four[j], x, inv, n);
+        steps[j] = step_of(x, n, &inv);
+        put_ints(four[j], x, inv, n);
       } else {
         memset(four[j], 0, sizeof four[j]);
       }
     }
     put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
-  }
-}
-
-void PG_FN(r16_put_panel_of_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  const int64_t pairs = PG_MIN(r16_strip(p), p->k - strip * r16_strip(p)) / 2;
-  for (int64_t g = 0; g < TILE_ROWS; g += R16_ROWS) {
-    const int64_t row = tile * TILE_ROWS + g, rows = PG_MAX(0, PG_MIN(R16_ROWS, p->m - row));
-    int16_t ints[R16_ROWS][KC];
-    if (rows) PG_FN(r16_put_rows)(ints, panel->steps + g, p, row, strip);
-    for (int64_t r = rows; r < R16_ROWS; r++) {
-      memset(ints[r], 0, 2 * pairs * sizeof ints[r][0]);
-      panel->steps[g + r] = 0;
-    }
-    for (int64_t r = 0; r < R16_ROWS; r += 4) put_4_columns(panel->ints[0][g + r], ints + r, TILE_ROWS, pairs);
   }
 }

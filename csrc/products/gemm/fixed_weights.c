@@ -59,21 +59,13 @@ static const put_fn put_of[] = {R16_FORMATS(X)};
 static r16_fetch fetch_after(const r16_product *p, int64_t tile, int64_t strip) {
   const int64_t next = (strip + 1) * r16_strip(p), k = next < p->k ? next : 0, n = PG_MIN(r16_strip(p), p->k - k);
   const int64_t t = k ? tile : tile + R16_TILES;
-  if (r16_of_floats(p)) { // of two neighbouring lines, the CPU fetches the second by itself
-    const int64_t run = n > 64 ? 2 : 0;
-    return (r16_fetch){(const char *)p->w + t * TILE_ROWS * p->row_bytes + k * 2, 128, run, p->row_bytes - run * 128};
-  }
   const char *at = (const char *)r16_group_at(p, t * TILE_GROUPS, k, n, NULL);
   const int64_t run = (n / (R16_UNIT * p->f.units) * r16_block_bytes(p->f) + 127) / 128 * 2;
   return (r16_fetch){at, 64, run, r16_group_bytes(p->f, p->k) - run * 64};
 }
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  panel->next = p->row_bytes && !r16_of_floats(p) ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
-  if (r16_of_floats(p)) {
-    PG_FN(r16_put_panel_of_floats)(panel, p, tile, strip);
-    return;
-  }
+  panel->next = p->row_bytes ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int n = (int)(nk / R16_UNIT);
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);

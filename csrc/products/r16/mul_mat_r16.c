@@ -63,7 +63,9 @@ typedef struct products {
   int n;
 } products;
 
-enum { REPACKED, STORED, HALF, EXACT }; // what the matrices are; EXACT: as HALF, but with the precision of f32
+// What the matrices are. HALF: F16 or BF16 as they are stored, which tiles round; EXACT: the same, with the precision
+// of f32.
+enum { REPACKED, STORED, HALF, EXACT };
 
 PG_INLINE products products_of(const pg_task *t, int form) {
   const pg_tensor *norm = &t->src[PG_MM_NORM];
@@ -124,6 +126,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
 int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED); }
 int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
 
+#if defined(__AMX_BF16__)
 // mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
 int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF); }
 
@@ -135,7 +138,6 @@ PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
 
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
 
-#if defined(__AMX_BF16__)
 // mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
 int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT); }
 

@@ -9,9 +9,10 @@ import numpy as np
 from pyggml.native import ffi, lib
 from pyggml.native.threads import n_cpus, thread_count
 
+from ...breaker import breaker
 from ...buffers.alloc import Step
 from ...buffers.buffer import Buffer
-from ...errors import BackendError
+from ...errors import Aborted, BackendError
 from ...lock import Lock, acting_thread
 from ...opdef import OPS
 from ...ops.matmul import WITH_WEIGHTS, weights_of
@@ -75,7 +76,7 @@ class CpuProgram:
         return np.array([(int(flops), max(int(n), 0)) for flops, n in self._work_of], np.float64).reshape(-1, 2)
 
     def abort(self) -> None:
-        """Ask the run that is under way in another thread to stop before its next op; it raises BackendError there (as
+        """Ask the run that is under way in another thread to stop before its next op; it raises Aborted there (as
         Ctrl-C does). Without one it does nothing."""
         self._plan.abort = 1
 
@@ -100,6 +101,9 @@ class CpuProgram:
 
     def _run(self, n_threads: int, interruptible: bool) -> int:
         p, watch = self._plan, self._is_long and interruptible
+        if watch and (thread := breaker()) is not None:
+            thread.begin(self)
+            watch = False
         status = lib.pg_plan_run(p, self._values, n_threads, watch)
         if status == lib.PG_E_WORK:
             self._work = self._backend.work(int(p.bad_value))
@@ -120,7 +124,9 @@ class CpuProgram:
             raise node_error(node, f"row index {self._plan.bad_value} is out of range")
         if self._calls is not None and status == lib.PG_E_HOST:
             self._calls.reraise(node)
-        raise node_error(node, "aborted" if status == lib.PG_E_ABORTED else f"kernel status {status}")
+        if status == lib.PG_E_ABORTED:
+            raise node_error(node, "aborted", Aborted)
+        raise node_error(node, f"kernel status {status}")
 
 
 def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> list[tuple[int, int]]:

@@ -13,8 +13,9 @@ from ...var import bounds, divides
 from .isa import Kernel, kernel_of
 
 # Columns beyond which a product of floats that may be rounded converts them, by level; the other levels never do.
+# So bits of mul_mat depend on their number where there are tiles, and nowhere else (docs/company.md).
 ROUND_BEYOND = {
-    "mul_mat": {"avx2": 32, "avx512vnni": 32, "amx": 32},
+    "mul_mat": {"amx": 32},
     "out_prod": {"avx2": 255, "avx512vnni": 96, "amx": 32},
 }
 # Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.

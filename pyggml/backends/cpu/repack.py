@@ -85,9 +85,8 @@ def repack(
 
 
 def allow_rounding(tensors: Iterable[Tensor]) -> None:
-    """Let products of many columns round the matrices of F16 and BF16 among these, and the columns.
-
-    Both become 16-bit fixed point, or two numbers in bf16 when there are tiles. docs/products.md has the errors.
+    """Let products of many columns round the matrices of F16 and BF16 among these, and the columns: to two numbers in
+    bf16 where there are tiles (mul_mat), to 16-bit fixed point in gradients (out_prod). docs/products.md has errors.
     """
     for t in tensors:
         if _is_dense_leaf(t) and is_float_matrix(t):

@@ -163,7 +163,7 @@ class Engine:
         """Tell that sequence `seq`, in which nothing is under way, holds the prompt of a generation, which does not
         run: prompts that begin alike need not be evaluated there. An empty prompt stands for an empty sequence."""
         while len(self.slots) <= seq:
-            empty = replace(generation, prompt=())
+            empty = replace(generation, prompt=(), media=None)
             self.slots.append(Slot(empty, empty.steps(), ended=True))
         generation.n_done = len(generation.prompt)
         self.slots[seq] = Slot(generation, generation.steps(), ended=True)
@@ -246,7 +246,7 @@ class Engine:
         source, n, snapshot = None, 0, None
         if g.reuses and not g.source:
             alike = [common_prefix(prompt, s.text) if s.key == key else 0 for s in self.slots]
-            usable = [self._usable(g, seq, k, free) for seq, k in enumerate(alike)]
+            usable = [self._usable(seq, k, free) for seq, k in enumerate(alike)]
             n = max(usable, default=0)
             source = usable.index(n) if n else None
             under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended)
@@ -254,8 +254,9 @@ class Engine:
                 return None
             if self._snapshots is not None:
                 found, n_found = self._snapshots.find(key, prompt)
-                if found is not None and n_found >= n + _WORTH_KEEPING and g.whole(n_found) == n_found:
+                if found is not None and n_found >= n + _WORTH_KEEPING:
                     source, n, snapshot = None, n_found, found
+        n = g.whole(n)
         seq = self._chosen(free, source, n)
         self._keep(seq, n if seq == source else 0)
         g.n_past = g.n_done = self._filled(g, seq, source, snapshot, n)
@@ -264,9 +265,9 @@ class Engine:
             g.long.seq = seq
         return seq
 
-    def _usable(self, g: Generation, seq: int, n: int, free: Sequence[int]) -> int:
+    def _usable(self, seq: int, n: int, free: Sequence[int]) -> int:
         """How many of `n` tokens, with which a prompt and the text of a slot begin alike, need not be evaluated."""
-        n, memory = g.whole(min(n, self.slots[seq].n_held)), self._ctx.memory
+        n, memory = min(n, self.slots[seq].n_held), self._ctx.memory
         if memory.keeps_all:
             return n
         # other memories cannot be cut anywhere, and the sequence itself must go on
@@ -335,35 +336,31 @@ class Engine:
                     ctx.decode(tokens)
                 g.n_done += len(tokens)
                 return [(slot, ctx.logits)]
-        active = self._together()
-        batch, taken = Batch(), list[tuple[Slot, int, int]]()  # how many tokens of each, and rows of logits
-        for slot, (tokens, pos, seqs, n_outputs) in sorted(active, key=_is_prompt):
-            if n_outputs > 1 and len(tokens) > ctx.n_batch - len(batch):
-                continue  # logits of several tokens are wanted at once: there is no room
-            g = slot.generation
-            n = min(len(tokens), ctx.n_batch - len(batch), self._to_checkpoint(g) or len(tokens))
+        parts = sorted(self._together(), key=_is_prompt)
+        batch, taken = Batch(), list[tuple[Slot, int, int, int]]()  # tokens of each; rows of logits, and spare ones
+        sizes, n_spare = _rounded(parts, self._sizes(parts))
+        for (slot, (tokens, pos, seqs, n_outputs)), n in zip(parts, sizes, strict=True):
+            g, base = slot.generation, len(batch)
             if g.media is not None and seqs[0] == g.seq:
-                n = g.n_next(n)
-                if not n and not len(batch):
-                    raise _too_large(g, ctx.n_batch)
-                base = len(batch)
                 batch.media |= {base + i: row for i, row in g.media_at(pos[:n]).items()}
             n_rows = n_outputs if n == len(tokens) else 0
-            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows)
-            taken.append((slot, n, n_rows))
+            spare = min(n_spare, n - n_rows)
+            n_spare -= spare
+            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows + spare)
+            taken.append((slot, n, n_rows, spare))
         if taken:
             ctx.decode(batch)
         turns: list[_Turn] = []
         row = 0
         self._turn += 1
-        for slot, n, n_rows in taken:
+        for slot, n, n_rows, spare in taken:
             is_checkpoint = self._to_checkpoint(slot.generation) == n
             slot.generation.n_done += n
             slot.turn = self._turn
             if is_checkpoint and self._snapshots is not None:
                 self._snapshots.keep(slot.key, slot.text[: slot.n_held], slot.generation.seq, True)
-            turns.append((slot, ctx.logits[row : row + n_rows]))
-            row += n_rows
+            row += spare + n_rows
+            turns.append((slot, ctx.logits[row - n_rows : row]))
         return turns
 
     def _together(self) -> list[tuple[Slot, Placed]]:
@@ -378,11 +375,27 @@ class Engine:
             self._adapters = first.key
         return [(slot, pending) for slot, pending in active if slot.key == first.key]
 
+    def _sizes(self, parts: Sequence[tuple[Slot, Placed]]) -> list[int]:
+        """How many tokens of each part go into a batch: as many as there is room for; of a prompt those up to its
+        checkpoint, and of tokens that see each other, or whose logits are wanted together, all or none."""
+        n_batch, sizes = self._ctx.n_batch, list[int]()
+        for slot, want in parts:
+            g, room = slot.generation, n_batch - sum(sizes)
+            n = min(len(want.tokens), room, self._to_checkpoint(g) or len(want.tokens))
+            if want.n_outputs > 1 and n < len(want.tokens):
+                n = 0
+            elif g.media is not None and want.seqs[0] == g.seq:
+                n = g.n_next(n) or g.n_next(min(len(want.tokens), room))
+                if not n and not sum(sizes):
+                    raise _too_large(g, n_batch)
+            sizes.append(n)
+        return sizes
+
     def _to_checkpoint(self, g: Generation) -> int:
         """How many tokens of a prompt are evaluated before a checkpoint is made; 0 when none is."""
         if self._snapshots is None or not self._snapshots.checkpoints or not g.reuses or g.source:
             return 0
-        at = g.whole(max(len(g.prompt) - _CHECKPOINT, 0))
+        at = len(g.prompt) - _CHECKPOINT
         return at - g.n_done if at > max(g.n_done, _CHECKPOINT) else 0
 
 
@@ -395,3 +408,30 @@ def _is_prompt(active: tuple[Slot, Placed]) -> bool:
 def adapters_key(g: Generation) -> Hashable:
     """Stands for the adapters of a generation: equal for those that may be evaluated together, or share tokens."""
     return None if g.loras is None else tuple((id(lora), scale) for lora, scale in g.loras if scale)
+
+
+def _rounded(parts: Sequence[tuple[Slot, Placed]], sizes: list[int]) -> tuple[list[int], int]:
+    """How many tokens of each part, at most `sizes`, go into a batch, and how many rows of logits it has that nobody
+    reads.
+
+    A graph is built for each number of tokens and of rows, which takes as long as some steps. Where prompts are
+    evaluated beside other texts, these numbers hardly ever come again, so they are rounded: what is left of a prompt
+    goes with the next tokens of the others, and rows are cheap.
+    """
+    total = sum(sizes)
+    if len(sizes) < 2 or total <= len(sizes):
+        return sizes, 0
+    sizes, too_many = list(sizes), total - _round(total)
+    for i, (slot, want) in reversed(list(enumerate(parts))):
+        if want.n_outputs == 1 and sizes[i] > 1 and slot.generation.media is None:
+            cut = min(too_many, sizes[i] - 1)
+            sizes[i] -= cut
+            too_many -= cut
+    n_rows = sum(want.n_outputs for (_, want), n in zip(parts, sizes, strict=True) if n == len(want.tokens))
+    return sizes, (1 << max(n_rows - 1, 0).bit_length()) - n_rows  # a power of two in all
+
+
+def _round(n: int) -> int:
+    """The largest number up to `n` that is a power of two times 4, 5, 6 or 7; up to 8 `n` itself."""
+    grain = 1 << max(n.bit_length() - 3, 0)
+    return n // grain * grain

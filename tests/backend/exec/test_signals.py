@@ -15,6 +15,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.backends.cpu import backend as cpu_backend
+from pyggml.breaker import Breaker
 from pyggml.sched import Schedule
 
 from ...child import in_child
@@ -174,3 +175,36 @@ def test_a_handler_that_calls_ours_is_not_called_by_it() -> None:
             assert len(raised) == 1
 
     in_child(child)
+
+
+def test_a_breaker_takes_the_place_of_ctrl_c() -> None:
+    """In its block SIGINT breaks nothing off, and `abort` does: what runs, and what would run later."""
+    schedule, breaker, raised, came = schedule_of(1500, 1 << 20), Breaker(), list[Exception](), list[int]()
+
+    def work() -> None:
+        with breaker:
+            try:
+                while True:
+                    schedule.run()
+            except gg.Aborted as e:
+                raised.append(e)
+            with pytest.raises(gg.Aborted, match="before it began"):
+                schedule.run()
+        schedule.run(n_threads=1)
+
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        while not schedule.programs[0]._plan.busy:  # pyright: ignore
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not came:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert raised == []
+        breaker.abort()
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(raised) == 1 and "aborted" in str(raised[0])

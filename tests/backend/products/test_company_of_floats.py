@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import pyggml as gg
 from pyggml.backends.cpu import isa_levels
+from pyggml.backends.cpu.repack import repack
 from pyggml.testing.harness import gaussian
 
 from .test_repack import TYPES, run, source
@@ -76,6 +77,8 @@ def test_a_column_alone(isa: str, data: st.DataObject) -> None:
     n, a2, r2 = data.draw(COLUMNS, "n"), data.draw(st.integers(1, 2), "a2"), data.draw(st.integers(1, 3), "r2")
     how = data.draw(st.sampled_from(["dense", "dense", "apart", "across"]), "how")
     w = matrices(dtype, k, m, a2)
+    if dtype in FLOATS and data.draw(st.booleans(), "repack"):
+        repack([w], isa=isa)  # as load_model does
     x = gaussian(np.random.default_rng(n), (a2 * r2, n, k)).astype(np.float32)
     y = run(gg.mul_mat(w, lying(x, how)), isa, data.draw(st.integers(1, 2), "threads")).reshape(a2 * r2, n, m)
     for i, j in ((0, 0), (a2 * r2 - 1, n - 1), (a2 * r2 // 2, n // 2)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,3 +161,28 @@ def test_any_order_of_submissions_and_cancellations(model: Model, ctx: LlamaCont
             whole = expected[prompt]
             assert g.ids == (whole[: len(g.ids)] if g in cancelled else whole)
         ctx.memory.clear()
+
+
+def test_prompts_in_company_go_into_batches_of_few_sizes(model: Model) -> None:
+    """A graph is built for each size. A text alone goes as it is, and nothing changes for any text."""
+    with model.new_context(1024, n_seq_max=6, n_threads=1) as ctx, pytest.MonkeyPatch.context() as patch:
+        decode, sizes = ctx.decode, list[tuple[int, int, int]]()
+
+        def noted(batch: Any) -> None:
+            sizes.append((len(batch), sum(batch.logits), len({s for (s,) in batch.seq_ids})))
+            decode(batch)
+
+        patch.setattr(ctx, "decode", noted)
+        texts = [("quick brown foxes and hens"[: 3 + i] * (1 + i % 4), 3 + i % 5) for i in range(24)]
+        gs = [generation(ctx, *text) for text in texts]
+        for _ in Engine(ctx, gs).run():
+            pass
+        mixed = [(n, rows) for n, rows, n_seqs in sizes if n > n_seqs > 1]
+        assert len(mixed) > 10
+        for n, rows in mixed:
+            assert n in (2, 3, 4, 5, 6, 7) or n in {k << e for k in (4, 5, 6, 7) for e in range(1, 9)}, mixed
+            assert rows in (0, 1, 2, 4, 8) or rows == n
+        sizes.clear()
+        assert [g.ids for g in gs] == [alone(model, *text) for text in texts]
+        one = generation(ctx, "the quick brown fox jumps", 2)
+        assert len(list(Engine(ctx, [one]).run())) == 2 and sizes[0][:2] == (len(one.prompt), 1)

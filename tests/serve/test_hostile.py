@@ -1,0 +1,319 @@
+"""Clients that are slow, many or gone, and a machine that fails: over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+import pyggml as gg
+from pyggml import limits
+from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.connection import Connection, Server
+
+from .conftest import process
+
+HEAD = b"POST /completion HTTP/1.1\r\nHost: x\r\n"
+
+
+class Listening:
+    """A server in a thread of this process, where a test can change its limits."""
+
+    def __init__(self, tales: gg.Model, **options: Any) -> None:
+        given = ServeOptions(**{"n_ctx": 2048, "context": {"n_threads": 1}, **options})
+        self.app = create_app(tales, given)
+        self.thread = self.app.state.service.thread
+        config = uvicorn.Config(self.app, port=0, http=Connection, ws="none", lifespan="on", log_level="critical")
+        self.server = Server(config, given.timeout, 5, self.thread.cut)
+        self._runs = threading.Thread(target=self.server.run)
+        self._runs.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    @property
+    def n_open(self) -> int:
+        """How many connections there are."""
+        return len(self.server.server_state.connections)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self._runs.join()
+
+
+@contextmanager
+def listening(tales: gg.Model, **options: Any) -> Iterator[Listening]:
+    found = Listening(tales, **options)
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def until(holds: Callable[[], bool], what: str = "") -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def whole(s: socket.socket) -> bytes:
+    """All that comes before the other side closes."""
+    data = b""
+    while part := s.recv(1 << 16):
+        data += part
+    return data
+
+
+def request(body: Any, path: str = "/completion") -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def drip(s: socket.socket, first: bytes, then: bytes) -> bytes:
+    """Send a part, and then a byte after the other, until the server answers and closes. Returns all that it sent."""
+    s.sendall(first)
+    s.settimeout(0.05)
+    data, end = b"", time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            if not (part := s.recv(1 << 16)):
+                return data
+            data += part
+        except TimeoutError:
+            with suppress(OSError):
+                s.sendall(then)
+    raise AssertionError(f"the server waits for ever; it sent {data!r}")
+
+
+def test_who_sends_slowly_is_answered_408(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent from the first, a byte now and then in the headers, in those of a second request, or in the body; and
+    what is sent when the answer has been given."""
+    monkeypatch.setattr(limits, "HEADER_SECONDS", 0.4)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.4)
+    ok = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    post = HEAD + b"Content-Length: 1000000\r\n\r\n{"
+    cases: dict[str, tuple[bytes, bytes, list[str]]] = {
+        "silent": (b"", b"", ["408"]),
+        "headers": (b"GET /heal", b"x", ["408"]),
+        "lines": (b"GET /health HTTP/1.1\r\n", b"X: y\r\n", ["408"]),
+        "second": (ok + b"GE", b"T", ["200", "408"]),
+        "body": (post, b" ", ["408"]),
+        "chunks": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", ["408"]),
+        "after": (post.replace(b"/completion", b"/none"), b" ", ["404"]),
+        "key": (post, b"a", ["408"]),
+    }
+    with listening(tales, n_parallel=1) as server, ThreadPoolExecutor(len(cases)) as pool:
+
+        def tried(case: tuple[bytes, bytes, list[str]]) -> bytes:
+            with server.connect() as s:
+                return drip(s, *case[:2])
+
+        got = pool.map(tried, cases.values())
+        for name, data, (_, _, codes) in zip(cases, got, cases.values(), strict=True):
+            assert [x[:3].decode() for x in data.split(b"HTTP/1.1 ")[1:]] == codes, (name, data)
+            assert codes[-1] != "408" or b'"code":408' in data
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        until(lambda: server.n_open == 0)
+
+
+def test_a_long_body_that_comes_steadily_is_read(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.2)
+    data = json.dumps({"content": "x" * 10_000}).encode()
+    with listening(tales, n_parallel=1) as server, server.connect() as s:
+        s.sendall(f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+        for i in range(0, len(data), 1000):
+            s.sendall(data[i : i + 1000])
+            time.sleep(0.05)  # 20,000 bytes a second
+        assert s.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_who_takes_nothing_of_an_answer_is_left(tales: gg.Model) -> None:
+    with listening(tales, n_parallel=1, timeout=1) as server, socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(("127.0.0.1", server.port))
+        long = max(range(300, 2000), key=lambda i: len(tales.vocab.token_to_piece(i)))
+        s.sendall(request({"tokens": [long] * 500_000}, "/detokenize"))
+        until(lambda: server.n_open == 1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        until(lambda: server.n_open == 0)
+        head, _, body = whole(s).partition(b"\r\n\r\n")
+        assert len(body) < int(head.partition(b"content-length: ")[2].split()[0])
+
+
+def test_headers_of_a_megabyte(tales: gg.Model) -> None:
+    with listening(tales, n_parallel=1) as server:
+        for data in (b"X: " + b"x" * (1 << 20), b"X: y\r\n" * 200_000):
+            with server.connect() as s:
+                s.sendall(HEAD + data + b"\r\n\r\n")
+                got = whole(s)
+                assert got.startswith(b"HTTP/1.1 431") and b'"code":431' in got
+        with server.connect() as s:  # in the middle of a body that is under way
+            s.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n")
+            assert whole(s).startswith(b"HTTP/1.1 400")
+
+
+def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ones are answered 503, or wait for those that are idle to go. Then all is as before."""
+    monkeypatch.setattr(limits, "CONNECTIONS", 50)
+    monkeypatch.setattr("pyggml.serve.connection._LINGER", 0.3)
+    monkeypatch.setattr("pyggml.serve.connection._IDLE", 0.5)
+    with listening(tales, n_parallel=2) as server:
+        httpx.get(f"{server.url}/health")
+        until(lambda: server.n_open == 0)
+        before = len(os.listdir("/proc/self/fd"))
+        many = [server.connect() for _ in range(50)]
+        with server.connect() as s:
+            assert whole(s).startswith(b"HTTP/1.1 503") and server.n_open <= 52
+        many += [server.connect() for _ in range(200)]  # most of which are left at once
+
+        def answered() -> bool:
+            body = {"prompt": "Once", "n_predict": 2}
+            with suppress(httpx.TransportError):
+                return httpx.post(f"{server.url}/completion", json=body).status_code == 200
+            return False
+
+        until(answered)  # those that were first have asked for nothing, and make room
+        while many:
+            many.pop().close()
+        until(lambda: server.n_open == 0)
+        with ThreadPoolExecutor(20) as pool:
+            assert {r.status_code for r in pool.map(lambda _: httpx.get(f"{server.url}/health"), range(40))} == {200}
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_clients_that_vanish_in_each_phase(tales: gg.Model, reset: bool) -> None:
+    """By closing, and by a reset. Nothing is left of them, and others get the same answers."""
+    body = {"prompt": "Once upon a time", "n_predict": 400, "ignore_eos": True, "temperature": 0}
+    long = {**body, "prompt": "Once upon a time there was a king " * 50}
+    whole_request = request(body)
+    phases = {
+        "connect": (b"", 0),
+        "line": (b"POST /comp", 0),
+        "headers": (HEAD, 0),
+        "body": (whole_request[:-9], 0),
+        "asked": (whole_request, 0),
+        "prompt": (request(long), 0),
+        "stream": (request({**body, "stream": True}), 600),
+        "pipeline": (whole_request * 5, 0),
+        "embed": (request({"input": ["x"] * 64}, "/v1/embeddings"), 0),
+    }
+    with listening(tales, n_parallel=2, n_queue=9) as server:
+
+        def answer() -> str:
+            short = {**body, "n_predict": 5, "cache_prompt": False}
+            return httpx.post(f"{server.url}/completion", json=short).json()["content"]
+
+        alone = answer()
+        holders = [server.connect() for _ in range(2)]
+        for s in holders:  # so that others wait in the queue
+            s.sendall(request({**body, "stream": True}))
+        for data, n in phases.values():
+            for pause in (0, 0.02):
+                s = server.connect()
+                s.sendall(data)
+                if n and pause:
+                    s.recv(n)
+                time.sleep(pause)
+                if reset:
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                s.close()
+        for s in holders:
+            s.close()
+        assert answer() == alone
+        until(lambda: server.n_open == 0 and server.thread.n_waiting == 0)
+        slots = httpx.get(f"{server.url}/slots").json()
+        assert not any(slot["is_processing"] for slot in slots)
+        assert server.thread._open == {} and not server.thread.stopped
+
+
+# -- a machine that fails ---------------------------------------------------------------------------------------------
+
+
+def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
+    """Whenever it comes, files are whole, and another server goes on from them."""
+    args = ("-c", 2048, "-np", 2, "--slot-save-path", tmp_path)
+    body = {"prompt": "Once upon a time there was a king", "n_predict": 60, "ignore_eos": True, "temperature": 0}
+    with process(*args) as (url, p), httpx.Client(base_url=url) as c:
+        first = c.post("/completion", json=body).json()
+        saved = [c.post("/slots/0?action=save", json={"filename": f"s{i}"}).json() for i in range(3)]
+        assert {x["n_saved"] for x in saved} == {first["tokens_cached"]}
+        size = saved[0]["n_written"]
+
+        def save() -> None:
+            with suppress(httpx.TransportError):
+                while True:
+                    httpx.post(f"{url}/slots/0?action=save", json={"filename": "s0"})
+
+        saves = threading.Thread(target=save)
+        saves.start()
+        time.sleep(0.1)
+        p.kill()
+        saves.join()
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == dict.fromkeys(("s0", "s1", "s2"), size)
+    with process(*args) as (url, _), httpx.Client(base_url=url) as c:
+        for i in range(3):
+            got = c.post("/slots/1?action=restore", json={"filename": f"s{i}"})
+            assert got.status_code == 200 and got.json()["n_restored"] == saved[0]["n_saved"]
+        again = c.post("/completion", json={**body, "prompt": body["prompt"] + first["content"]}).json()
+        assert again["timings"]["cache_n"] > 60
+        longer = c.post("/completion", json={**body, "n_predict": 120, "cache_prompt": False}).json()["content"]
+        assert longer == first["content"] + again["content"]
+
+
+def test_a_full_disk_for_slots(tmp_path: Path) -> None:
+    """A file that cannot be written leaves the one before as it was, and the server goes on."""
+    with process("-c", 2048, "-np", 1, "--slot-save-path", tmp_path) as (url, p), httpx.Client(base_url=url) as c:
+        body = {"prompt": "Once upon a time", "n_predict": 4, "ignore_eos": True, "temperature": 0}
+        c.post("/completion", json=body)
+        assert c.post("/slots/0?action=save", json={"filename": "s"}).status_code == 200
+        data = (tmp_path / "s").read_bytes()
+        answer = c.post("/completion", json={**body, "n_predict": 100}).json()["content"]
+        hard = resource.prlimit(p.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(p.pid, resource.RLIMIT_FSIZE, (len(data) + 9, hard))  # no file may be longer
+        for name in ("s", "t"):
+            r = c.post("/slots/0?action=save", json={"filename": name})
+            assert r.status_code == 507 and "File too large" in r.json()["error"]["message"]
+        assert [path.name for path in tmp_path.iterdir()] == ["s"] and (tmp_path / "s").read_bytes() == data
+        assert c.post("/completion", json={**body, "n_predict": 100}).json()["content"] == answer
+        resource.prlimit(p.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        assert c.post("/slots/0?action=save", json={"filename": "s"}).json()["n_written"] > len(data)
+
+
+def test_a_model_file_that_is_replaced_or_cut(tmp_path: Path, tales: gg.Model) -> None:
+    """Another file of that name changes nothing for a server that has read the old one. One that is cut under a server
+    takes its answers, by an error that names it, and not its life."""
+    path = tmp_path / "m.gguf"
+    shutil.copy(tales.path, path)
+    with process("-m", path, "-c", 2048, "-np", 1) as (url, p), httpx.Client(base_url=url) as c:
+        body = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
+        answer = c.post("/completion", json=body).json()["content"]
+        path.rename(tmp_path / "old")
+        path.write_bytes(b"something else")
+        assert c.post("/completion", json={**body, "cache_prompt": False}).json()["content"] == answer
+        os.truncate(tmp_path / "old", 8192)
+        for where, asked in (("/completion", body), ("/v1/embeddings", {"input": "x"})):
+            r = c.post(where, json=asked)
+            assert r.status_code == 500 and "m.gguf: the file had" in r.json()["error"]["message"], r.text
+        assert c.get("/v1/models").status_code == 200 and p.poll() is None
+        p.send_signal(signal.SIGTERM)
+        assert p.wait(10) == 0
