@@ -33,9 +33,9 @@ _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each ot
 class MediaPrompt:
     """A prompt with pictures or sounds, for `decode`.
 
-    ids     token ids. A placeholder stands for each row that the tower makes of the pictures: `media_token(model)` of
-            the model, as often as all pictures together have rows. Between these there may be other tokens (of lines,
-            of tiles), as the checkpoint's processor puts them
+    ids     token ids; of Whisper those of its decoder. In other models a placeholder stands for each row that the tower
+            makes of the pictures: `media_token(model)` of the model, as often as all pictures together have rows.
+            Between these there may be other tokens (of lines, of tiles), as the checkpoint's processor puts them
     images  in the order of their placeholders: a path, the bytes of a file, a PIL image, a uint8 array [height, width,
             3], or `pyggml.media.Features`, which a tower made before
     audio   the same for sounds: a path, the bytes of a file, samples, or Features
@@ -55,6 +55,17 @@ class MediaPrompt:
         see or hear."""
         batch = Batch.prompt(self.ids, first, seq)
         batch.media = {i: m for i, m in enumerate(self.placed(model).rows) if m}
+        return batch
+
+    def heard(self, model: LoadedModel) -> Batch:
+        """The rows of the prompt's sound, for `encode` of a model whose decoder attends to them (Whisper). Raises
+        ModelError unless there is one sound and no picture, and for a model that cannot hear."""
+        if self.images or len(self.audio) != 1:
+            n = f"{len(self.images)} pictures and {len(self.audio)} sounds"
+            raise ModelError(f"{model.arch} writes down one sound: the prompt has {n}")
+        batch = Batch()
+        for i, row in enumerate(features_of(model, "audio", self.audio[0]).rows):
+            batch.add_embd(row, i)
         return batch
 
     def placed(self, model: LoadedModel) -> PlacedMedia:
