@@ -134,7 +134,8 @@ class Architecture(Generic[H]):
         if self.memory == "cross":
             decoder = KVCache(hp, size, **options)
             text = EncodedText(hp, decoder, **options)
-            encoder = KVCache(hp, min(decoder.size, n_batch), causal=False, **options | {"transient": True})
+            n = max(min(decoder.size, n_batch), hp.n_heard)
+            encoder = KVCache(hp, n, causal=False, **options | {"transient": True})
             return Memory(decoder, text, encoding=Memory(encoder, text))
         options["transient"] = transient or self.memory == "none"
         full = [il for il in hp.cache_layers if not hp.is_swa(il)] if hp.n_swa else None

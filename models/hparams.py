@@ -186,6 +186,7 @@ class HParams:
     rope_sections: tuple[int, ...] = ()  # mrope, imrope: how many pairs turn by each of a token's four positions
     k_norm_last: bool = False  # K is normed, with weights, after it is roped
     learned_positions: bool = False  # embeddings of positions are added to the embeddings of tokens
+    n_heard: int = 0  # rows of a sound that `encode` takes at once; 0: it takes tokens
     rope_freq_base: float = 10000.0
     rope_scaling_type: str = "linear"
     rope_freq_scale: float = 1.0

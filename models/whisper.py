@@ -45,6 +45,7 @@ def _read(r: Reader) -> HParams:
         r,
         "layer",
         learned_positions=True,
+        n_heard=r.integer("{arch}.encoder_context_length", 1500),
         rope_layers=0,
         f_embedding_scale=math.sqrt(r.integer(Keys.LLM.EMBEDDING_LENGTH)) if scaled else 0.0,
     )

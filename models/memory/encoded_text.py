@@ -25,7 +25,7 @@ class EncodedText(KVCache):
     """
 
     def __init__(self, hp: HParams, decoder: KVCache, **options: Unpack[CacheOptions]) -> None:
-        super().__init__(hp, decoder.size, cross=True, **options)
+        super().__init__(hp, max(decoder.size, hp.n_heard), cross=True, **options)
         self._decoder = decoder
 
     def seq_pos_min(self, seq_id: int) -> int:

@@ -131,6 +131,7 @@ class LlamaContext(Closeable):
             self.memory: Memory = model.architecture.new_memory(hp, n_ctx, n_batch=n_batch, **cache)
         self.lock = self.scheduler.lock = self.memory.lock
         self.n_ubatch = min(n_ubatch, n_batch, self.memory.size)
+        self._n_encoded = max(self.n_ubatch, hp.n_heard)  # tokens, or rows, that the encoder takes at once
         buft = next(iter(self.scheduler.backends.values())).buft
         _allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
@@ -140,7 +141,8 @@ class LlamaContext(Closeable):
         if self.memory.encoding is not None:
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
-            self._encoder = ReadyGraphs(hp, self.memory.encoding, self.n_ubatch, self.scheduler, self._graphs.encode)
+            n = self._n_encoded
+            self._encoder = ReadyGraphs(hp, self.memory.encoding, n, self.scheduler, self._graphs.encode)
         self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # False after the warning
         self._taken: list[tuple[Memory, Slots]] = []  # slots that an unfinished decode has taken
         self.outputs: Ints = np.empty(0, np.int32)
@@ -203,14 +205,15 @@ class LlamaContext(Closeable):
         n = texts.n_tokens
         self._check(n, texts.token, texts.embd, encodes=True)
         self.memory.begin(sorted({s for ids in texts.seq_ids for s in ids}), n)
-        self._evaluated(list(texts.parts(self.n_ubatch)), n, of, self._encoder)
+        self._evaluated(list(texts.parts(self._n_encoded)), n, of, self._encoder)
         self._perf.decoded(start, n)
 
     @changing
     def decode(self, batch: Batch | Sequence[int] | MediaPrompt, logits: Literal["last", "all"] = "last") -> None:
         """Evaluate a batch. Plain token ids, and a prompt with pictures or sounds, are appended to sequence 0; the last
         of their tokens gets logits, or with "all" every one (or all of them embeddings). A `Batch` says itself which
-        logits it wants.
+        logits it wants. An encoder-decoder that hears (Whisper) encodes the sound of such a prompt first, and forgets
+        what it had decoded.
 
         On any error the cache is as it was before the call. After Ctrl-C either the whole batch is evaluated, with
         `logits` set, or nothing has changed. Raises BatchError for a batch that cannot be taken, KVCacheFull when it
@@ -219,6 +222,9 @@ class LlamaContext(Closeable):
         start = time.perf_counter()
         self._undo()  # takes back an earlier decode that two signals broke off
         one_of("logits", logits, ("last", "all"), BatchError)
+        if isinstance(batch, MediaPrompt) and self._encoder is not None:
+            self.encode(batch.heard(self.model))
+            batch = batch.ids
         if not isinstance(batch, Batch):
             first = self.memory.seq_pos_max(0) + 1
             if isinstance(batch, MediaPrompt):
@@ -404,7 +410,10 @@ class LlamaContext(Closeable):
         self, n: int, tokens: npt.NDArray[np.integer[Any]] | None, embd: Floats | None, encodes: bool = False
     ) -> None:
         hp = self.model.hparams
-        check_size(n, self.n_batch, self.n_ubatch, encodes or not hp.causal_attn)
+        if encodes:
+            check_size(n, max(self.n_batch, self._n_encoded), self._n_encoded, True)
+        else:
+            check_size(n, self.n_batch, self.n_ubatch, not hp.causal_attn)
         check_values(tokens, embd, hp, self.model.first_layer)
         if not encodes and n > self.memory.size - self.memory.used:
             raise self.memory.full(n)

@@ -125,6 +125,7 @@ def _decoder_keys(n: Mapping[str, int]) -> dict[str, Any]:
         "general.type": "model",
         "whisper.vocab_size": n["vocab"],
         "whisper.context_length": n["text_ctx"],
+        "whisper.encoder_context_length": n["audio_ctx"],
         "whisper.embedding_length": n["text_state"],
         "whisper.block_count": n["text_layer"],
         "whisper.feed_forward_length": 4 * n["text_state"],

@@ -33,9 +33,9 @@ _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each ot
 class MediaPrompt:
     """A prompt with pictures or sounds, for `decode`.
 
-    ids     token ids. A placeholder stands for each row that the tower makes of the pictures: `media_token(model)` of
-            the model, as often as all pictures together have rows. Between these there may be other tokens (of lines,
-            of tiles), as the checkpoint's processor puts them
+    ids     token ids; of Whisper those of its decoder. In other models a placeholder stands for each row that the tower
+            makes of the pictures: `media_token(model)` of the model, as often as all pictures together have rows.
+            Between these there may be other tokens (of lines, of tiles), as the checkpoint's processor puts them
     images  in the order of their placeholders: a path, the bytes of a file, a PIL image, a uint8 array [height, width,
             3], or `pyggml.media.Features`, which a tower made before
     audio   the same for sounds: a path, the bytes of a file, samples, or Features
@@ -55,6 +55,17 @@ class MediaPrompt:
         see or hear."""
         batch = Batch.prompt(self.ids, first, seq)
         batch.media = {i: m for i, m in enumerate(self.placed(model).rows) if m}
+        return batch
+
+    def heard(self, model: LoadedModel) -> Batch:
+        """The rows of the prompt's sound, for `encode` of a model whose decoder attends to them (Whisper). Raises
+        ModelError unless there is one sound and no picture, and for a model that cannot hear."""
+        if self.images or len(self.audio) != 1:
+            n = f"{len(self.images)} pictures and {len(self.audio)} sounds"
+            raise ModelError(f"{model.arch} writes down one sound: the prompt has {n}")
+        batch = Batch()
+        for i, row in enumerate(features_of(model, "audio", self.audio[0]).rows):
+            batch.add_embd(row, i)
         return batch
 
     def placed(self, model: LoadedModel) -> PlacedMedia:
@@ -80,6 +91,10 @@ class PlacedMedia:
 
     rows: Sequence[MediaRow | None]
     keys: Sequence[int]
+
+    def behind(self, n: int) -> PlacedMedia:
+        """The same for the tokens behind the first `n`."""
+        return PlacedMedia(self.rows[n:], self.keys[n:])
 
     def whole(self, n: int) -> int:
         """The largest number of tokens up to `n` after which the prompt can be cut: no tokens that see each other are
@@ -127,9 +142,10 @@ def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
     if isinstance(thing, Features):
         return thing
     key = (media, media_key(thing))
-    if key in model.features:
-        model.features.move_to_end(key)
-        return model.features[key]
+    kept = model.features.pop(key, None)  # other threads may ask, too
+    if kept is not None:
+        model.features[key] = kept
+        return kept
     make = getattr(model, "picture_features" if media == "image" else "sound_features", None)
     if make is None:
         what = "see: it has no tower for pictures" if media == "image" else "hear: it has no tower for sounds"

@@ -164,9 +164,8 @@ class Transcriber:
 
     def segments(self) -> Iterator[Segment]:
         """The segments, as soon as their window is written down."""
-        n_moments = self._n_window // _STRIDE
-        n_ctx = max(n_moments, self._model.hparams.n_ctx_train)
-        options: dict[str, Any] = {"n_batch": n_ctx, "n_ubatch": n_ctx, **(self._context or {})}
+        n_ctx = self._model.hparams.n_ctx_train
+        options: dict[str, Any] = {"n_batch": n_ctx, **(self._context or {})}
         n_threads = options.get("n_threads")
         with LlamaContext(self._model, n_ctx, **options) as ctx:
             seek = 0

@@ -62,6 +62,17 @@ def test_whisper(golden: dict[str, Array], chirp: Array) -> None:
     assert nmse(np.concatenate(got), golden["whisper/0/logits"]) < 1e-9
 
 
+def test_whisper_writes_down_the_sound_of_a_prompt(golden: dict[str, Array], chirp: Array) -> None:
+    model, ids = load("whisper"), golden["whisper/0/ids"].tolist()
+    ctx = model.new_context(32, type_k=DType.F32, type_v=DType.F32)  # fewer cells than the sound has rows
+    for _ in range(2):  # another sound begins anew
+        ctx.decode(MediaPrompt(ids, audio=[chirp]), logits="all")
+        assert nmse(np.array(ctx.logits), golden["whisper/0/logits"]) < 1e-9
+    for prompt in (MediaPrompt(ids), MediaPrompt(ids, audio=[chirp, chirp]), MediaPrompt(ids, images=[b""])):
+        with pytest.raises(ModelError, match="writes down one sound"):
+            ctx.decode(prompt)
+
+
 @pytest.mark.parametrize(("name", "n"), [("qwen2-audio", 75), ("voxtral", 375)])
 def test_text_models_that_hear(name: str, n: int, golden: dict[str, Array], chirp: Array) -> None:
     model, want = load(name), golden[f"{name}/0/logits"]

@@ -68,6 +68,7 @@ _SUPPRESSED = ("suppress_tokens", "begin_suppress_tokens")
 _NUMBERS = ("max_initial_timestamp_index", "no_timestamps_token_id", "prev_sot_token_id")
 _KEYS: dict[str, Key] = {
     "context_length": "max_target_positions",
+    "encoder_context_length": "max_source_positions",
     "block_count": "decoder_layers",
     "feed_forward_length": "decoder_ffn_dim",
     "attention.head_count": "decoder_attention_heads",
