@@ -81,7 +81,7 @@ def match(self: LoadedModel, images: Iterable[Any], texts: Sequence[Text], n_thr
     seen = embed_image(self, images, True, n_threads).astype(np.float64)
     scale, bias = (tower.tensor(f"t.logit_{name}") for name in ("scale", "bias"))
     read = embed_text(self, texts, True, n_threads).astype(np.float64)
-    cosines: npt.NDArray[np.float64] = np.matmul(seen, read.T)
+    cosines: npt.NDArray[np.float64] = np.einsum("ik,jk->ij", seen, read)
     factor = 1.0 if scale is None else float(np.exp(scale.item()))
     return np.asarray(cosines * factor + (0.0 if bias is None else bias.item()), np.float32)
 
