@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
-from . import activations, anthropic, embeddings, native, openai, responses, slots, tokens
+from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, tokens
 from .batches import Batches
 from .errors import HTTPError, of_request
 from .http import Json, error_response
@@ -62,6 +62,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
     "/v1/activations": activations.activations,
+    "/v1/inside": inside.inside,
     "/slots/{id}": slots.slot_action,
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
