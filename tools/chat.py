@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Optional, TextIO
@@ -22,6 +22,7 @@ from pyggml.llm.samplers import SamplerChain, SamplingParams
 from . import summary
 from .adapters import Adapters
 from .command import Option
+from .media import Media
 from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
 from .plain import for_terminal, plain
 from .prompt_text import unescape
@@ -38,6 +39,7 @@ def chat(
     sampling: Sampling,
     adapters: Adapters,
     run: Run,
+    media: Media,
     system: Annotated[str, Option("-sys", "--system-prompt", help="The system message.")] = "",
     system_file: Annotated[
         Optional[Path], Option("-sysf", "--system-prompt-file", help="... from a file.", metavar="FILE")
@@ -70,7 +72,7 @@ def chat(
         system = system_file.read_text(encoding="utf-8")
     try:
         context = run.context()
-        m = run.load()
+        m = run.load(media.mmproj)
         adapters.apply(m)
         ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, **context)
         with usage():
@@ -84,7 +86,7 @@ def chat(
     chain.traces = [] if trace_sampling else None
     session = ChatSession(ctx, chain, chat_template, system, n_predict, tuple(stop or ()), context_shift, keep)
     session.special = special
-    console = _Console(session, as_json, perf_counter() - start)
+    console = _Console(session, as_json, perf_counter() - start, media=media.things)
     read = _reader(sys.stdin, as_json)
     while not console.done and (line := read()) is not None:
         if line.startswith("/"):
@@ -105,12 +107,13 @@ class _Console:
     took: float = 0.0
     done: bool = False
     failed: bool = False
+    media: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])  # of the next message
 
     def reply(self, line: str) -> None:
         """Show the reply to a message as it comes."""
         start, reason = perf_counter(), "interrupted"
         made: list[str] = []
-        tokens = self.session.say(line)
+        tokens, self.media = self.session.say(line, self.media), []
         try:
             with closing(tokens):
                 for token in tokens:
@@ -166,6 +169,20 @@ class _Console:
         except OSError as e:
             self._fail(str(e), e)
 
+    def image(self, path: str) -> None:
+        self._attach("image", path)
+
+    def audio(self, path: str) -> None:
+        self._attach("audio", path)
+
+    def _attach(self, kind: str, path: str) -> None:
+        if not path:
+            self._fail(f"/{kind} needs a file name")
+        elif not Path(path).is_file():
+            self._fail(f"/{kind}: there is no file {path}")
+        else:
+            self.media.append((kind, path))
+
     def timings(self, _: str) -> None:
         if self.session.generation:
             print(summary.table(self.session.generation, self.load, self.took), file=sys.stderr)
@@ -183,6 +200,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Console, str], None]]] = {
     "help": ("this list", _Console.help),
     "reset": ("forget the chat, keep the system message", _Console.reset),
     "system": ("forget the chat, take this system message", _Console.system),
+    "image": ("a picture (PATH) for the next message", _Console.image),
+    "audio": ("a sound (PATH) for the next message", _Console.audio),
     "save": ("write the messages to a JSON file", _Console.save),
     "timings": ("of the last reply", _Console.timings),
     "quit": ("end (also Ctrl-D)", _Console.quit),

@@ -27,7 +27,10 @@ _TYPE_HELP = f"One of {', '.join(MIXES)}; without it tensors stay as they are."
 
 def convert(
     source: Annotated[Path, Argument(metavar="IN", help="Hugging Face folder, or with --hf a GGUF file.")],
-    out: Annotated[Path, Argument(metavar="OUT", help="What to write; it appears when it is complete.")],
+    out: Annotated[
+        Optional[Path],
+        Argument(metavar="OUT", help="What to write (not with --mmproj); it appears when it is complete."),
+    ] = None,
     file_type: Annotated[Optional[str], Option("--type", metavar="TYPE", help=_TYPE_HELP)] = None,
     threads: Threads = None,
     imatrix: Annotated[
@@ -42,11 +45,22 @@ def convert(
         Optional[Path], Option("--base", metavar="MODEL", help="What the adapter is for (default: as it says).")
     ] = None,
     to_hf: Annotated[bool, Option("--hf", help="The way back: GGUF file IN to folder OUT, in BF16.")] = False,
+    mmproj: Annotated[
+        Optional[Path],
+        Option("--mmproj", metavar="OUT", help="Write the part of IN that sees or hears, in F32, F16 or BF16."),
+    ] = None,
     report: Annotated[bool, Option("--report", help="Show each tensor's error.")] = False,
     as_json: Json = False,
 ) -> None:
     """Convert a Hugging Face folder to a GGUF file that pyggml and llama.cpp load, or back."""
     console = Console()
+    if mmproj is not None:
+        if imatrix or split_size or vocab_only or report or lora or base or to_hf or out is not None:
+            raise click.BadParameter("--mmproj takes its own OUT, and of the other options --type alone")
+        _write_tower(source, mmproj, file_type, as_json)
+        return
+    if out is None:
+        raise click.UsageError("Missing argument 'OUT'.")
     if to_hf:
         if file_type or imatrix or split_size or vocab_only or report or lora:
             raise click.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
@@ -87,3 +101,15 @@ def convert(
         Console(width=max(console.width, TABLE_WIDTH)).print(table_of(plan))
     about = "the vocabulary" if vocab_only else f"{written}, {plan.bytes_after / 2**20:.2f} MiB"
     console.print(f"{source} -> {' '.join(paths)}: {about}", soft_wrap=True)
+
+
+def _write_tower(source: Path, out: Path, file_type: str | None, as_json: bool) -> None:
+    from pyggml.hf.towers.mmproj import TYPES, write_mmproj
+
+    types = {t.name: t for t in TYPES}
+    if file_type is not None and file_type.upper() not in types:
+        raise click.BadParameter(f"the type of an mmproj file is one of {', '.join(types)}, not {file_type!r:.40}")
+    tower, known = write_mmproj(source, out, None if file_type is None else types[file_type.upper()])
+    about = {"in": str(source), "out": str(out), "tower": tower, "llama_cpp": known, "bytes": out.stat().st_size}
+    text = f"{source} -> {out}: the tower {tower}" + ("" if known else ", which llama.cpp has no projector for")
+    print(json.dumps(about) if as_json else text)

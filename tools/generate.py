@@ -23,6 +23,7 @@ from . import summary
 from .adapters import Adapters
 from .command import Option
 from .exits import INTERRUPTED
+from .media import Media
 from .options import (
     ContextShift,
     CtxSize,
@@ -54,6 +55,7 @@ def generate(
     sampling: Sampling,
     adapters: Adapters,
     run: Run,
+    media: Media,
     prompt: Annotated[Optional[str], Option("-p", "--prompt", help="The text to continue.")] = None,
     file: Annotated[Optional[Path], Option("-f", "--file", help="... from a file; -: from stdin.")] = None,
     suffix: Annotated[Optional[str], Option("--suffix", help="Fill in what stands before this text.")] = None,
@@ -84,22 +86,30 @@ def generate(
     trace_sampling: TraceSampling = False,
     as_json: Json = False,
 ) -> None:
-    """Continue a prompt: from -p, from a file, or from what is piped in. The text goes to stdout as it comes, with a
-    summary of the time taken on stderr; or one JSON object at the end with --json. Ctrl-C ends it and keeps the text.
+    """Continue a prompt: from -p, from a file, or from what is piped in. In a prompt with pictures (--image) each
+    <__media__> stands for one; without these marks pictures come first, then sounds. The text goes to stdout as it
+    comes, with a summary of the time taken on stderr; or one JSON object at the end with --json. Ctrl-C ends it and
+    keeps the text.
     """
     start = perf_counter()
     if bool(model_draft) + lookup + mtp > 1:
         raise click.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
     if prompt_cache and (adapters.loras or adapters.vectors):  # the cache does not record adapters
         raise click.BadParameter("--prompt-cache cannot be given with adapters")
+    if media.things and (suffix is not None or prompt_cache or model_draft or lookup or mtp):
+        raise click.BadParameter("--image and --audio take no --suffix, no --prompt-cache, and no drafts")
     if escape:
         prompt, suffix = (None if text is None else unescape(text) for text in (prompt, suffix))
         negative_prompt, stop = unescape(negative_prompt), [unescape(text) for text in stop or ()]
     text = read_prompt(prompt, file)
     context = run.context()
-    m = run.load()
+    m = run.load(media.mmproj)
     adapters.apply(m)
     to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
+    if media.things:
+        from pyggml.llm.generate.media_chat import read_marked
+
+        to_continue = read_marked(m, text, media.image or (), media.audio or ())
     with usage():
         g = new_generation(
             m,

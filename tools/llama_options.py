@@ -76,10 +76,12 @@ _INSTEAD = {
     "`pyggml embed -q` scores texts by a reranker": "--rerank --reranking",
     "`pyggml cvector` has --method": "--pca-batch --pca-iter",
     "`pyggml trace` writes what a model computes": "--save-logits --logits-output-dir --tensor-filter",
-    "pyggml reads and writes text alone on its command line": """
-        -mm --mmproj -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto --image --audio --video
-        --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
-        --video-ffmpeg-dir --media-path --tts-lang --tts-speaker-file""",
+    "--mmproj names a file; a folder has what sees or hears": """
+        -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto""",
+    "pictures are as large as the folder's processor, or the mmproj file, says": """
+        --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens""",
+    "pyggml reads no videos, and writes text alone": """
+        --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file""",
     "`pyggml serve` serves one model, or those of --models-dir": """
         --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
     "`pyggml serve` has it": "--sleep-idle-seconds",

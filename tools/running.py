@@ -103,8 +103,9 @@ class RunOptions:
         Optional[Path], Option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
     ] = None
 
-    def load(self) -> Model:
-        """Load the model; when this takes long, a bar shows the progress."""
+    def load(self, mmproj: str | None = None) -> Model:
+        """Load the model, with the towers of a file when one is named; when this takes long, a bar shows the
+        progress."""
         not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
         overrides = self.kv_overrides()
@@ -116,6 +117,7 @@ class RunOptions:
                 use_mlock=self.mlock,
                 repack=self.repack,
                 kv_overrides=overrides,
+                mmproj=mmproj,
                 progress=lambda fraction: show(fraction, 1.0) is None,  # always True: it cannot be cancelled
             )
 

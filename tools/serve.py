@@ -14,6 +14,7 @@ from pyggml.serve.options import ListenOptions, ServeOptions, flags
 
 from .adapters import Adapters
 from .command import Group, Option
+from .media import Mmproj
 from .options import usage
 from .running import Run
 from .sampling import Sampling, Stop, declared
@@ -40,6 +41,7 @@ def serve(
     sampling: Sampling,
     adapters: Adapters,
     run: Run,
+    mmproj: Mmproj = None,
     n_predict: Annotated[int, declared("n_predict", "Tokens of an answer; -1: until it ends.")] = -1,
     stop: Stop = None,
 ) -> None:
@@ -53,8 +55,11 @@ def serve(
     if options.models_dir is not None and run.model is not None:
         raise click.UsageError("-m serves one model, --models-dir those of a folder: give one of the two")
 
+    if options.models_dir is not None and mmproj is not None:
+        raise click.UsageError("--mmproj belongs to one model, not to those of --models-dir")
+
     def load(path: str | None) -> Model:
-        m = (run if path is None else replace(run, model=path)).load()
+        m = (run if path is None else replace(run, model=path)).load(mmproj)
         adapters.apply(m)
         return m
 

@@ -92,6 +92,10 @@ class PlacedMedia:
     rows: Sequence[MediaRow | None]
     keys: Sequence[int]
 
+    def behind(self, n: int) -> PlacedMedia:
+        """The same for the tokens behind the first `n`."""
+        return PlacedMedia(self.rows[n:], self.keys[n:])
+
     def whole(self, n: int) -> int:
         """The largest number of tokens up to `n` after which the prompt can be cut: no tokens that see each other are
         on both sides."""
@@ -138,9 +142,10 @@ def features_of(model: LoadedModel, media: str, thing: Any) -> Features:
     if isinstance(thing, Features):
         return thing
     key = (media, media_key(thing))
-    if key in model.features:
-        model.features.move_to_end(key)
-        return model.features[key]
+    kept = model.features.pop(key, None)  # other threads may ask, too
+    if kept is not None:
+        model.features[key] = kept
+        return kept
     make = getattr(model, "picture_features" if media == "image" else "sound_features", None)
     if make is None:
         what = "see: it has no tower for pictures" if media == "image" else "hear: it has no tower for sounds"

@@ -17,7 +17,7 @@ from pyggml.models.towers.tower import Encoded
 from pyggml.types import Floats
 
 from .embed import normalized
-from .tower import LoadedTower, open_tower_of
+from .tower import LoadedTower, config_in_file, open_tower_of
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -59,7 +59,10 @@ def sight_of(model: LoadedModel, tower: LoadedTower) -> Sight:
 
 
 def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:
-    """The processor's config: the folder's, otherwise what the keys of the tower's file say."""
+    """The processor's config: that in the tower's file, or the folder's, otherwise what the keys of the file say."""
+    own = config_in_file(tower)
+    if own:
+        return own
     if os.path.isdir(model.path):
         from pyggml.hf.parts import read_object
 

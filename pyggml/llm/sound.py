@@ -15,7 +15,7 @@ from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound, sound_pr
 from pyggml.models.towers.hearing import SoundHParams
 from pyggml.types import Floats
 
-from .tower import LoadedTower, open_tower_of
+from .tower import LoadedTower, config_in_file, open_tower_of
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -59,7 +59,10 @@ def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
     hp = tower.hparams
     assert isinstance(hp, SoundHParams), hp
     config: dict[str, Any] = {"feature_size": hp.n_mels}
-    if os.path.isdir(model.path):
+    own = config_in_file(tower)
+    if own:
+        config |= own
+    elif os.path.isdir(model.path):
         from pyggml.hf.parts import read_object
 
         config |= read_object(Path(model.path) / "preprocessor_config.json")

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, Tower
 from pyggml.models.weights import Weights
 from pyggml.sched import Scheduler
 from pyggml.scope import no_scope
+from pyggml.small_file import parse_json
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
@@ -126,3 +127,17 @@ def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | Non
 def tower_name(kv: Mapping[str, Any], side: str) -> object:
     """What the metadata of a file with one tower, or with two, calls the tower of that side."""
     return kv.get(f"clip.{side}.projector_type", kv.get("clip.projector_type"))
+
+
+def config_in_file(tower: LoadedTower) -> dict[str, Any]:
+    """The config of the processor that an mmproj file of pyggml has; empty for others. Raises ModelError for damaged
+    JSON."""
+    from pyggml.hf.towers.family import PROCESSOR_KEY
+
+    text = tower.kv.get(PROCESSOR_KEY)
+    if text is None:
+        return {}
+    found = parse_json(f"{tower.path}: {PROCESSOR_KEY}", text, ModelError) if isinstance(text, str) else None
+    if not isinstance(found, dict):
+        raise ModelError(f"{tower.path}: the key {PROCESSOR_KEY} must be a JSON object, not {text!r:.60}")
+    return cast("dict[str, Any]", found)

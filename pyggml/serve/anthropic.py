@@ -29,7 +29,6 @@ _ERRORS = {
     413: "request_too_large",
     503: "overloaded_error",
 }
-_PARTS = {"image": "image_url", "document": "document"}  # kinds of content that are refused, by the names of chats
 
 
 class MessagesBody(Sampled):
@@ -118,6 +117,7 @@ def _messages(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     out: dict[str, Any] = {"role": message.get("role"), "content": ""}
     calls: list[dict[str, Any]] = []
+    before: list[dict[str, Any]] = []  # parts up to the last picture
     for block in cast("list[Any]", content):
         if not isinstance(block, dict):
             raise HTTPError(400, f"messages.{i}.content: a block must be an object")
@@ -129,6 +129,9 @@ def _messages(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
                 out["reasoning_content"] = _text(block.get("thinking"), i)
             case "redacted_thinking":
                 pass
+            case "image":
+                before += [*_texts(out["content"]), _image(block.get("source"), i)]
+                out["content"] = ""
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
@@ -136,11 +139,28 @@ def _messages(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
                 text = _result(block.get("content"), i)
                 results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
             case kind:
-                what = _PARTS.get(str(kind), kind)
-                raise HTTPError(400, f"messages.{i}.content: a block of type {what!r:.60} is not supported")
+                raise HTTPError(400, f"messages.{i}.content: a block of type {kind!r:.60} is not supported")
+    if before:
+        out["content"] = [*before, *_texts(out["content"])]
     if calls:
         out["tool_calls"] = calls
     return [*results, *([out] if out["content"] or calls or not results else [])]
+
+
+def _texts(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _image(source: Any, i: int) -> dict[str, Any]:
+    """A picture as a part of a chat."""
+    match source:
+        case {"type": "base64", "data": str() as data}:
+            url = f"data:{source.get('media_type', 'image/png')};base64,{data}"
+        case {"type": "url", "url": str() as url}:
+            pass
+        case _:
+            raise HTTPError(400, f"messages.{i}.content: the source of an image is base64 with data, or a url")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text(given: Any, i: int) -> str:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
-from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, tokens
+from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, speech, tokens
 from .batches import Batches
 from .errors import HTTPError, of_request
 from .http import Json, error_response
@@ -63,6 +63,8 @@ _POST: dict[str, Endpoint] = {
     "/v1/reranking": embeddings.rerank,
     "/v1/activations": activations.activations,
     "/v1/inside": inside.inside,
+    "/v1/audio/transcriptions": speech.transcriptions,
+    "/v1/audio/translations": speech.translations,
     "/slots/{id}": slots.slot_action,
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}

@@ -21,6 +21,7 @@ from pyggml.llm.samplers import LogitsProcessor, TextParams
 from .engine_thread import Answering
 from .errors import HTTPError
 from .http import DONE, Json, event
+from .media import with_media
 from .schemas import ChatBody, CompletionBody, TextBody
 from .service import FINGERPRINT, Service, service_of, timings
 
@@ -139,7 +140,7 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     return read_chat(
         service.model,
-        body.messages,
+        with_media(service, body.messages),
         body.tools,
         body.tool_choice,
         body.response_format,
@@ -184,7 +185,9 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         params = replace(params, stop=(*chat.stop, *params.stops))
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
         processors = partial(_processors, service, body, chat, params)
-        return _Begun(chat, service.generations(body, [chat.ids], params, n_probs, processors=processors))
+        return _Begun(
+            chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=chat.media)
+        )
 
     begun = await service.prepared(make)
     id = new_id("chatcmpl")

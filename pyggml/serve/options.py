@@ -102,6 +102,10 @@ class ServeOptions:
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
     batches_dir: str | None = _option(None, "--batches-dir", "Folder of /v1/files and /v1/batches (default: none).")
+    allow_url: bool = _option(False, "--allow-url", "Fetch pictures that requests name by http(s) URLs.")
+    media_path: str | None = _option(
+        None, "--media-path", "Folder whose files requests may name by file: URLs (default: none)."
+    )
     metrics: bool = _option(False, "--metrics", "Answer /metrics.")
     props: bool = _option(False, "--props", "Answer POST /props.")
     slots: bool = _option(True, "--slots/--no-slots", "Answer /slots.")
@@ -138,7 +142,7 @@ class ServeOptions:
             raise ModelError("model_draft guesses for one model, not for those of models_dir")
         if self.mtp and self.n_parallel > 1:
             raise ModelError("mtp: heads follow one text at a time: n_parallel must be 1")
-        for name in ("slot_save_path", "batches_dir", "models_dir"):
+        for name in ("slot_save_path", "batches_dir", "models_dir", "media_path"):
             folder: str | None = getattr(self, name)
             if folder is not None and not Path(folder).is_dir():
                 raise ModelError(f"{name}: there is no folder {folder!r:.80}")

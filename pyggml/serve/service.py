@@ -27,6 +27,7 @@ from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
+from pyggml.llm.media_prompt import PlacedMedia
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
@@ -161,9 +162,11 @@ class Service:
         kind: type[Generation] = Generation,
         n: int | None = None,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
+        media: PlacedMedia | None = None,
     ) -> list[Generation]:
-        """`n` generations of each prompt. `processors` makes what changes the logits of one of them. Raises HTTPError
-        for a prompt that does not fit, and what a chain raises."""
+        """`n` generations of each prompt. `processors` makes what changes the logits of one of them. `media`: what
+        a prompt has of pictures and sounds; then nothing is guessed, and nothing dropped. Raises HTTPError for a prompt
+        that does not fit, and what a chain raises."""
         if not self.n_slot:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
@@ -181,10 +184,12 @@ class Service:
                 text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body), loras=loras)
                 n_cells = self.n_slot if params.n_predict < 0 else min(self.n_slot, len(prompt) + params.n_predict)
                 n_cells = max(n_cells, len(prompt))
-                text = replace(text, long=self._long(body, len(prompt), n_cells), wants_seq=self._slot(body))
+                long = None if media is not None else self._long(body, len(prompt), n_cells)
+                text = replace(text, long=long, wants_seq=self._slot(body), media=media)
                 ctx = self.thread.ctx
                 assert ctx is not None
-                made.append(self._with_draft(text.start(ctx, n_cells)))
+                g = text.start(ctx, n_cells)
+                made.append(g if media is not None else self._with_draft(g))
         return made
 
     def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:

@@ -197,6 +197,8 @@ def _not_running(service: Service, tokens: list[int]) -> Generation:
 
 def _save(service: Service, seq: int, path: str) -> dict[str, Any]:
     start, tokens = perf_counter(), _held(service, seq)
+    if any(t < 0 for t in tokens):
+        raise HTTPError(501, f"slot {seq} holds a picture or a sound: such texts are not saved")
     save_seq(_context(service), path, seq, tokens)
     about = {"id_slot": seq, "filename": os.path.basename(path), "n_saved": len(tokens)}
     return {**about, "n_written": os.path.getsize(path), "timings": {"save_ms": (perf_counter() - start) * 1e3}}

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 FOLDER = shared_dir() / "golden" / "archs"
 MAX_NMSE = 1e-9
 MAX_NMSE_FIXED = 1e-5  # of repacked weights in 16-bit fixed point, through all layers
-ELSEWHERE = {  # compared in tests/hf, test_rwkv.py, test_t5.py, and encoders in test_encoders.py
+ELSEWHERE = {  # compared in tests/hf, test_rwkv.py, test_t5.py, test_hearing.py, and encoders in test_encoders.py
+    "whisper",
     *("apertus", "gemma3n", "gemma4", "gptj", "arwkv7", "rwkv6qwen2", "rwkv7"),
     *("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3"),
     *("modern-bert", "neo-bert", "eurobert", "gemma-embedding", "t5", "t5encoder"),

@@ -28,7 +28,7 @@ SAME = """
 --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w --repack --no-repack -nr -ctk --cache-type-k -ctv --cache-type-v
 --override-kv --lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range -m --model
 --chat-template --log-file -v --verbose --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min --draft-p-min
---spec-draft-model -md --model-draft
+--spec-draft-model -md --model-draft -mm --mmproj --image --audio
 """
 OTHER = {
     "--load-mode": ("--mmap", "--no-mmap", "--mlock"),
@@ -61,8 +61,8 @@ WHY_NOT = {
         --cache-list --spec-draft-hf --gpt-oss-20b-default
         --gpt-oss-120b-default --vision-gemma-4b-default
         --vision-gemma-12b-default""",
-    "no images, sound or video": """--mmproj --mmproj-url --mmproj-auto --no-mmproj --mmproj-offload
-        --mmproj-device --image --audio --video --image-min-tokens
+    "no video, and pictures are as large as the model says": """--mmproj-url --mmproj-auto --no-mmproj --mmproj-offload
+        --mmproj-device --video --image-min-tokens
         --image-max-tokens --video-fps --video-timestamp-interval
         --video-ffmpeg-dir""",
     "of the server, or of slots that a server has": """--server-base --ctx-checkpoints --cache-ram --swa-full""",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ..config import Config
 
 Array = npt.NDArray[Any]
+PROCESSOR_KEY = "pyggml.media.processor"  # of a file: the processor's config, as JSON; what the folder says of pictures
 Split = Callable[[Array], Sequence[Array]]  # a tensor of the checkpoint -> those of the file, in the order of its names
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from pyggml.errors import ModelError
 
@@ -16,12 +16,14 @@ from .text import chat_ids
 
 if TYPE_CHECKING:
     from ..context import LlamaContext
+    from ..media_prompt import PlacedMedia
 
 _FRAME = 32  # tokens that a template puts around a message, at most
 
 
-def _user(content: str) -> Message:
-    return {"role": "user", "content": content}
+def _user(content: str, media: Sequence[tuple[str, Any]] = ()) -> Message:
+    parts = [*({"type": kind, kind: thing} for kind, thing in media), {"type": "text", "text": content}]
+    return cast("Message", {"role": "user", "content": parts if media else content})
 
 
 class ChatSession:
@@ -65,21 +67,24 @@ class ChatSession:
             self.messages = [{"role": "system", "content": system}] if system else []
         self.chain.reset()
 
-    def say(self, content: str) -> Generator[Token, None, None]:
+    def say(self, content: str, media: Sequence[tuple[str, Any]] = ()) -> Generator[Token, None, None]:
         """Take a message of the user; yields the tokens of the reply. It becomes a message when it ends, or as far as
-        it came when the iterator is closed or interrupted.
+        it came when the iterator is closed or interrupted. `media`: pictures and sounds before the text, as
+        ("image", PATH) and ("audio", PATH), with what `MediaPrompt` takes.
 
-        Raises KVCacheFull when the chat does not fit the context, ModelError when the template refuses it. Then, and
-        after an interruption before the first token, the message is forgotten.
+        Raises KVCacheFull when the chat does not fit the context, ModelError when the template refuses it, and
+        MediaError, BatchError and ModelError for pictures and sounds that cannot be read. Then, and after an
+        interruption before the first token, the message is forgotten.
         """
-        self.messages.append(_user(content))
+        self.messages.append(_user(content, media))
         reply: list[str] = []
         try:
             long = self._long() if self.context_shift else None
-            ids, new = self._prepare(long)
+            ids, new, seen = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
             g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long, special=self.special)
+            g.media = seen
             self.generation = g
             try:
                 for token in g:
@@ -129,10 +134,12 @@ class ChatSession:
             return ids
         return ids[: long.n_keep] + ids[-max(n_last, room // 2) :]
 
-    def _prepare(self, long: LongContext | None) -> tuple[list[int], list[int]]:
-        """The ids of the chat up to the reply, and how they end: the ids that are still to be evaluated. The context is
-        cut back to the ids before them."""
+    def _prepare(self, long: LongContext | None) -> tuple[list[int], list[int], PlacedMedia | None]:
+        """The ids of the chat up to the reply, and how they end: the ids that are still to be evaluated, and what these
+        have of pictures and sounds. The context is cut back to the ids before them."""
         vocab, memory = self.ctx.model.vocab, self.ctx.memory
+        if any(isinstance(m["content"], list) for m in self.messages):
+            return self._place()
         text = self.template.render(self.messages, vocab)
         behind = self._behind_reply(text)
         if behind is not None:
@@ -145,7 +152,20 @@ class ChatSession:
         new = ids[n:]
         if long is not None:
             self._make_room(long, len(new))
-        return self._ids, new
+        return self._ids, new, None
+
+    def _place(self) -> tuple[list[int], list[int], PlacedMedia | None]:
+        """As `_prepare`, for a chat with pictures and sounds. They are compared by their bytes."""
+        if self.context_shift:
+            raise ModelError("the oldest text of a chat with pictures or sounds cannot be dropped (context_shift)")
+        from .media_chat import read_messages
+
+        ids, media, _ = read_messages(self.ctx.model, self.messages, self.template)
+        keys = ids if media is None else list(media.keys)
+        memory = self.ctx.memory
+        n = keep_prefix(memory, 0, self._ids[: memory.seq_pos_max(0) + 1], keys, media)
+        self._ids, self._prompt, self._reply = keys, "", ""
+        return ids, ids[n:], None if media is None else media.behind(n)
 
     def _behind_reply(self, text: str) -> str | None:
         """What follows the last reply in `text`, when `text` begins with the chat so far. Then the reply keeps the

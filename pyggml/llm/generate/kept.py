@@ -63,7 +63,7 @@ class KeptContext:
         """The tokens of a generation that `start` gave; to be run once. First, what is held is cut back to what the
         prompt begins with."""
         memory = self.ctx.memory
-        n = keep_prefix(memory, 0, self._held, g.prompt) if g.reuses and g.prompt else 0
+        n = keep_prefix(memory, 0, self._held, list(g.keys), g.media) if g.reuses and g.prompt else 0
         if n == 0:
             memory.clear()
         del self._held[n:]
@@ -71,7 +71,7 @@ class KeptContext:
         try:
             yield from g
         finally:
-            self._held[:] = [*g.prompt, *g.ids][: g.n_done]
+            self._held[:] = [*g.keys, *g.ids][: g.n_done]
             self._last = None
 
 

@@ -19,11 +19,21 @@ Arrays = Mapping[str, Any]
 Wrap = Callable[[str, int, Arrays], str]  # (placeholder, rows, what the processor gave) -> the text for one picture
 
 
+MARKER = "<__media__>"  # of llama-mtmd-cli: stands for a picture or a sound in a text
+Messages = Sequence[Mapping[str, Any]]
+Thing = tuple[str, Any]  # "image" or "audio", and what `MediaPrompt` takes
+# What stands before and after the rows, where templates write it and processors do not.
+_AROUND = {
+    "image": (("<|vision_start|>", "<|vision_end|>"), ("<|begin_of_image|>", "<|end_of_image|>")),
+    "audio": (("<|audio_bos|>", "<|audio_eos|>"), ("[BEGIN_AUDIO]", "")),
+}
+
+
 def read_messages(
-    model: LoadedModel, messages: Sequence[Mapping[str, Any]]
+    model: LoadedModel, messages: Messages, template: ChatTemplate | None = None
 ) -> tuple[list[int], PlacedMedia | None, tuple[str, ...]]:
     """The tokens of a chat up to where the reply begins, what it has of pictures and sounds, and the strings that end
-    the reply.
+    the reply. `template`: the model's own, when it is None.
 
     The content of a message is text, or a list of parts: {"type": "text", "text": ...}, {"type": "image", "image": ...}
     and {"type": "audio", "audio": ...}, with what `MediaPrompt` takes. The template puts a mark where a picture is;
@@ -32,28 +42,80 @@ def read_messages(
     Raises BatchError for parts that cannot be read, ModelError for a model that cannot see or hear, and when the
     template does not put as many marks as there are pictures.
     """
-    things: list[tuple[str, Any]] = []
-    parted = [_parted(m, things) for m in messages] if _are_messages(messages) else messages
-    template = find_template(None, model.kv)
+    own = find_template(None, model.kv) if template is None else template
+    parted, things = split_messages(messages) if _are_messages(messages) else (messages, [])
+
+    def render(messages: Messages) -> str:
+        return own.render(messages, model.vocab)
+
     if not things:
         flat = [_flat(m, {}) for m in parted] if _are_messages(messages) else messages
-        return chat_ids(model.vocab, template.render(flat, model.vocab)), None, template.stop
-    marks = {media: _mark(model, media) for media, _ in things}
-    texts = {media: model.vocab.text(_token(model, media)) for media in marks}
-    wraps: dict[str, list[str]] = {media: [] for media in marks}
-    for media, thing in things:
-        wraps[media].append(_wrapped(model, media, thing, texts[media]))
-    if _is_paligemma(model) and "tokenizer.chat_template" not in model.kv:
-        ids, stop = model.vocab.tokenize(_paligemma(model, parted, wraps), False, True), ()
+        return chat_ids(model.vocab, render(flat)), None, own.stop
+    _, ids, placed = place(model, parted, things, render, own.name)
+    return ids, placed, () if _has_no_chat(model) else own.stop
+
+
+def place(
+    model: LoadedModel,
+    parted: Messages,
+    things: Sequence[Thing],
+    render: Callable[[Messages], str],
+    name: str,
+) -> tuple[str, list[int], PlacedMedia]:
+    """The text of a chat, its tokens, and what they are. `parted` and `things`: see `split_messages`. `render` makes
+    the text of messages, `name` names it in errors. Raises as `read_messages`."""
+    wraps = _wraps(model, things, _wrapped)
+    if _has_no_chat(model):
+        text = _paligemma(model, parted, wraps)
+        ids = model.vocab.tokenize(text, False, True)
     else:
-        text, stop = _rendered(template, model, parted, marks, {m: len(w) for m, w in wraps.items()}), template.stop
+        marks = {media: _mark(model, media) for media, _ in things}
+        text = _rendered(render, name, parted, marks, {media: len(wraps[media]) for media in marks})
         for media, mark in marks.items():
             pieces = text.split(mark)
             text = pieces[0] + "".join(w + piece for w, piece in zip(wraps[media], pieces[1:], strict=True))
         ids = chat_ids(model.vocab, text)
+    return text, ids, _prompt(model, ids, things).placed(model)
+
+
+def read_marked(model: LoadedModel, text: str, images: Sequence[Any] = (), audio: Sequence[Any] = ()) -> MediaPrompt:
+    """The prompt of a text in which `MARKER` stands for each picture, and then for each sound. In a text without
+    markers they come first. Raises BatchError for another number of markers, ModelError for a model that cannot see or
+    hear."""
+    things: list[Thing] = [*(("image", x) for x in images), *(("audio", x) for x in audio)]
+    n = text.count(MARKER)
+    if n not in (0, len(things)):
+        raise BatchError(f"the text has {n} markers {MARKER} for {len(things)} pictures and sounds")
+    if _has_no_chat(model):
+        parts = [{"role": "user", "content": text.replace(MARKER, "")}]
+        ids = model.vocab.tokenize(_paligemma(model, parts, _wraps(model, things, _wrapped)), False, True)
+        return _prompt(model, ids, things)
+    wraps = _wraps(model, things, _alone)
+    pieces = text.split(MARKER) if n else [*[""] * len(things), text]
+    whole = pieces[0] + "".join(w + p for w, p in zip([*wraps["image"], *wraps["audio"]], pieces[1:], strict=True))
+    return _prompt(model, chat_ids(model.vocab, whole), things)
+
+
+def _wraps(
+    model: LoadedModel, things: Sequence[Thing], wrap: Callable[[LoadedModel, str, Any, str], str]
+) -> dict[str, list[str]]:
+    """The texts that take the places of marks."""
+    wraps: dict[str, list[str]] = {"image": [], "audio": []}
+    for media, thing in things:
+        wraps[media].append(wrap(model, media, thing, model.vocab.text(_token(model, media))))
+    return wraps
+
+
+def _prompt(model: LoadedModel, ids: Sequence[int], things: Sequence[Thing]) -> MediaPrompt:
     by_kind = {media: [x for kind, x in things if kind == media] for media in ("image", "audio")}
-    types = [0] * len(ids) if _is_paligemma(model) else None
-    return ids, MediaPrompt(ids, by_kind["image"], by_kind["audio"], types).placed(model), stop
+    return MediaPrompt(ids, by_kind["image"], by_kind["audio"], [0] * len(ids) if _is_paligemma(model) else None)
+
+
+def split_messages(messages: Messages) -> tuple[list[Mapping[str, Any]], list[Thing]]:
+    """Messages whose parts no longer hold the pictures and sounds, and these. Raises BatchError for parts that cannot
+    be read."""
+    things: list[Thing] = []
+    return [_parted(m, things) for m in messages], things
 
 
 def _are_messages(messages: Any) -> bool:
@@ -91,9 +153,9 @@ def _flat(message: Mapping[str, Any], marks: Mapping[str, str]) -> Mapping[str, 
 
 
 def _rendered(
-    template: ChatTemplate,
-    model: LoadedModel,
-    messages: Sequence[Mapping[str, Any]],
+    render: Callable[[Messages], str],
+    name: str,
+    messages: Messages,
     marks: Mapping[str, str],
     counts: Mapping[str, int],
 ) -> str:
@@ -102,8 +164,8 @@ def _rendered(
     error = ""
     for flat in (False, True):
         try:
-            text = template.render([_flat(m, marks) for m in messages] if flat else messages, model.vocab)
-        except ModelError as e:
+            text = render([_flat(m, marks) for m in messages] if flat else messages)
+        except (ModelError, TypeError, AttributeError) as e:  # of templates that are no Jinja, and know texts alone
             if flat:
                 raise
             error = str(e)
@@ -112,7 +174,7 @@ def _rendered(
         if found == counts:
             return text
         error = error or f"puts {found} marks {dict(marks)} for {dict(counts)} pictures and sounds"
-    raise ModelError(f"the chat template {template.name:.100}: {error}")
+    raise ModelError(f"the chat template {name:.100}: {error}")
 
 
 def _token(model: LoadedModel, media: str) -> int:
@@ -129,6 +191,10 @@ _MARKS = {"gemma3": "<start_of_image>", "aya_vision": "<image>"}  # where it is 
 
 def _family(model: LoadedModel) -> str:
     return str(model.kv.get("pyggml.media.family", model.arch))
+
+
+def _has_no_chat(model: LoadedModel) -> bool:
+    return _is_paligemma(model) and "tokenizer.chat_template" not in model.kv
 
 
 def _is_paligemma(model: LoadedModel) -> bool:
@@ -151,6 +217,17 @@ def _wrapped(model: LoadedModel, media: str, thing: Any, token: str) -> str:
     process = getattr(model, "process_image", None)
     arrays: Arrays = {} if isinstance(thing, Features) or process is None else process(thing)
     return wrap(token, n, arrays)
+
+
+def _alone(model: LoadedModel, media: str, thing: Any, token: str) -> str:
+    """As `_wrapped`, with the tokens around it that a chat template would write."""
+    text = _wrapped(model, media, thing, token)
+    if text.replace(token, ""):
+        return text
+    for before, after in _AROUND[media]:
+        if token_of(model, before) is not None and (not after or token_of(model, after) is not None):
+            return before + text + after
+    return text
 
 
 def _number(arrays: Arrays, name: str, default: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
@@ -18,7 +18,7 @@ from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
 from .formats import REASONING_FORMATS, Dialect, Format, find_format, forced_calls
-from .messages import prompt_of
+from .messages import has_media, prompt_of
 from .reply import Call, Reply
 from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage
 from .types import (
@@ -34,6 +34,8 @@ from .types import (
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from ..media_prompt import PlacedMedia
 
 Schema = Mapping[str, Any]
 _NINE = {"mistral", "mistral-args"}  # whose templates want ids of nine letters
@@ -86,7 +88,7 @@ def create_chat_completion(
     stop = options.get("stop")
     options["stop"] = (*chat.stop, *stop_strings(() if stop is None else stop, SamplerError))
     asked, own = asked_for(model, chat.ids, max_tokens, n_probs, options)
-    g, tokens = begin(model, asked, own, kept)
+    g, tokens = begin(model, replace(asked, media=chat.media), own, kept)
     answer = ChatAnswer(chat, g, name or model.path)
     if stream:
         return _streamed(answer, tokens)
@@ -114,6 +116,8 @@ class Chat:
     with_function_call  whether the answer names its first call the old way, too
     reasoning   where reasoning goes, one of REASONING_FORMATS
     one_call    whether further calls are left out
+    media       what the chat has of pictures and sounds
+    placed      its tokens then, with placeholders
     """
 
     model: LoadedModel
@@ -126,11 +130,13 @@ class Chat:
     with_function_call: bool
     reasoning: str = "auto"
     one_call: bool = False
+    media: PlacedMedia | None = None
+    placed: list[int] | None = None
 
     @cached_property
     def ids(self) -> list[int]:
         """The tokens of the chat."""
-        return chat_ids(self.model.vocab, self.text)
+        return chat_ids(self.model.vocab, self.text) if self.placed is None else self.placed
 
 
 def read_chat(
@@ -159,7 +165,17 @@ def read_chat(
     template = chat_template if isinstance(chat_template, ChatTemplate) else find_template(chat_template, model.kv)
     source = template.source if template.tool_use is None or not offered else template.tool_use
     form = template.form if isinstance(template, Dialect) else find_format(source)
-    text = prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
+
+    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+        return prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
+
+    ids, media = None, None
+    if has_media(messages):
+        from ..generate.media_chat import place, split_messages
+
+        text, ids, media = place(model, *split_messages(messages), render, template.name)
+    else:
+        text = render(messages)
     thinking = form.opens_reasoning(text)
     constraint = _constraint(model.vocab, form, thinking, _forced(choice, schemas), _schema_of(response_format))
     thinking = thinking and not constraint.keys() & {"grammar"}  # such a grammar ends the reasoning first
@@ -175,6 +191,8 @@ def read_chat(
         old,
         reasoning_format,
         not parallel_tool_calls,
+        media,
+        ids,
     )
 
 

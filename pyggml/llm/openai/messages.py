@@ -12,6 +12,7 @@ from ..generate.templates import ChatTemplate
 from ..vocab import Vocab
 from .formats import Dialect
 
+_MEDIA = ("image", "audio")  # types of parts that are no text
 _NEEDLE = "needle7"
 _ROLES = {"developer": "system", "function": "tool"}
 
@@ -35,6 +36,8 @@ def prompt_of(
     text = template.render(plain, vocab, tools=tools or None, **variables)
     if tools and not isinstance(template, Dialect) and text == template.render(plain, vocab, **variables):
         first = plain[0]["content"] if plain and plain[0]["role"] == "system" else ""
+        if not isinstance(first, str):
+            raise ModelError("a system message with pictures cannot tell of tools")
         told = {"role": "system", "content": f"{first}\n\n{_described(tools)}".lstrip()}
         rest = plain[1:] if first else plain
         text = template.render([told, *map(_spelled_out, rest)], vocab, **variables)
@@ -46,12 +49,29 @@ def _message(message: Mapping[str, Any], i: int, objects: bool) -> dict[str, Any
     if not isinstance(out.get("role"), str):
         raise ModelError(f"messages[{i}] has no role")
     out["role"] = _ROLES.get(out["role"], out["role"])
-    out["content"] = _text(out.get("content"), i)
+    out["content"] = _content(out.get("content"), i)
     if not isinstance(out.get("tool_calls", ()), Sequence | None):
         raise ModelError(f"messages[{i}].tool_calls must be a list, not {out['tool_calls']!r:.60}")
     if out.get("tool_calls"):
         out["tool_calls"] = [_call(c, f"messages[{i}].tool_calls", objects) for c in out["tool_calls"]]
     return out
+
+
+def has_media(messages: Any) -> bool:
+    """Whether parts of messages are pictures or sounds: {"type": "image", "image": ...}, {"type": "audio", ...}."""
+    if not isinstance(messages, Sequence):
+        return False
+    known = [cast("Mapping[str, Any]", m) for m in cast("Sequence[Any]", messages) if isinstance(m, Mapping)]
+    contents: list[Any] = [m.get("content") for m in known]
+    parts = [p for content in contents if isinstance(content, (list, tuple)) for p in cast("Sequence[Any]", content)]
+    return any(isinstance(p, Mapping) and cast("Mapping[str, Any]", p).get("type") in _MEDIA for p in parts)
+
+
+def _content(content: Any, i: int) -> str | list[Any]:
+    """Content as one text, or with a picture or sound as its parts."""
+    if has_media([{"content": content}]):
+        return list(cast("Sequence[Any]", content))
+    return _text(content, i)
 
 
 def _text(content: Any, i: int) -> str:
@@ -116,6 +136,6 @@ def _spelled_out(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls"):
         calls = [c["function"] for c in message["tool_calls"]]
         return {"role": "assistant", "content": message["content"] + "\n".join(json.dumps(c) for c in calls)}
-    if message["role"] == "tool":
+    if message["role"] == "tool" and isinstance(message["content"], str):
         return {"role": "user", "content": f"The function's result: {message['content']}"}
     return message

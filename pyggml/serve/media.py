@@ -1,0 +1,147 @@
+"""Pictures and sounds in chats: from what clients send to the bytes of files."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import unquote, unquote_to_bytes
+
+from pyggml import limits
+from pyggml.llm.media_prompt import media_token
+
+from .errors import HTTPError
+from .service import Service
+
+_SECONDS = 30  # for what a URL names
+_CHUNK = 1 << 16
+_KINDS = {"image_url": "image", "input_audio": "audio"}  # OpenAI's parts -> those of `generate`
+_FORMATS = ("wav", "mp3", "flac", "ogg")
+
+
+def with_media(service: Service, messages: Any) -> Any:
+    """Messages whose parts `image_url` and `input_audio` have become pictures and sounds as bytes. Raises HTTPError for
+    those that cannot be had, and for a model that does not see or hear."""
+    if not isinstance(messages, list):
+        return messages
+    return [_message(service, m, i) for i, m in enumerate(cast("list[Any]", messages))]
+
+
+def _message(service: Service, message: Any, i: int) -> Any:
+    content: Any = cast("Mapping[str, Any]", message).get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return cast("Any", message)
+    parts: list[Any] = []
+    for part in cast("list[Any]", content):
+        kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, dict) else None
+        if kind in ("image", "audio"):  # these name files of this machine
+            raise HTTPError(
+                400, f"messages[{i}]: a part of type {kind!r} is refused: image_url and input_audio are taken"
+            )
+        if kind not in _KINDS:
+            parts.append(part)
+            continue
+        media, given = _KINDS[kind], cast("Mapping[str, Any]", part).get(kind)
+        if media_token(service.model, media) is None:
+            said = f"a part of type {kind!r} is refused, the model has no place for it and reads text"
+            raise HTTPError(400, f"messages[{i}]: content must be text, or a list of parts of type text: {said}")
+        data = _picture(service, given) if media == "image" else _sound(given)
+        parts.append({"type": media, media: data})
+    return {**cast("dict[str, Any]", message), "content": parts}
+
+
+def _picture(service: Service, given: Any) -> bytes:
+    url = cast("Mapping[str, Any]", given).get("url") if isinstance(given, dict) else given
+    if not isinstance(url, str):
+        raise HTTPError(400, "image_url: an object with a url is wanted")
+    scheme, colon, rest = url.partition(":")
+    match scheme.lower() if colon else "":
+        case "data":
+            return _of_data(rest)
+        case "http" | "https":
+            if not service.options.allow_url:
+                raise HTTPError(403, "image_url: this server fetches nothing (--allow-url lets it); send a data: URL")
+            return _fetched(url)
+        case "file":
+            return _of_file(service.options.media_path, rest)
+        case _:
+            raise HTTPError(400, f"image_url: a URL begins with data:, http: or https:, not {url!r:.40}")
+
+
+def _of_data(rest: str) -> bytes:
+    """The bytes of a data: URL (RFC 2397), without `data:`."""
+    head, comma, text = rest.partition(",")
+    if not comma:
+        raise HTTPError(400, "image_url: a data: URL has a comma before its data")
+    return _base64(text, "image_url") if head.lower().endswith(";base64") else unquote_to_bytes(text)
+
+
+def _base64(text: Any, what: str) -> bytes:
+    try:
+        if isinstance(text, str) and text:
+            return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise HTTPError(400, f"{what}: the data is no base64")
+
+
+def _of_file(folder: str | None, rest: str) -> bytes:
+    """A file below the folder that the server shows, and nowhere else."""
+    if folder is None:
+        raise HTTPError(403, "image_url: this server reads no files (--media-path names a folder of them)")
+    root = Path(folder).resolve()
+    try:
+        path = (root / unquote(rest).lstrip("/")).resolve()
+        if path.is_relative_to(root) and path.is_file():
+            if path.stat().st_size > limits.MEDIA_BYTES:
+                raise HTTPError(413, f"image_url: the file is larger than {limits.MEDIA_BYTES} bytes")
+            return path.read_bytes()
+    except (OSError, ValueError):  # a name that no file has
+        pass
+    raise HTTPError(404, f"image_url: there is no file {rest!r:.60} in the folder of --media-path")
+
+
+def _fetched(url: str) -> bytes:
+    """What an http or https URL names."""
+    opener = urllib.request.OpenerDirector()  # which knows no files, and no FTP
+    for handler in (
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    end, parts, size = time.monotonic() + _SECONDS, list[bytes](), 0
+    try:
+        answer = opener.open(urllib.request.Request(url, headers={"User-Agent": "pyggml"}), timeout=_SECONDS)
+        if answer is None:
+            raise HTTPError(400, f"image_url: {url!r:.80} leads to no http or https URL")
+        with answer:
+            while part := answer.read1(_CHUNK):
+                parts.append(part)
+                size += len(part)
+                if size > limits.MEDIA_BYTES:
+                    raise HTTPError(413, f"image_url: the picture is larger than {limits.MEDIA_BYTES} bytes")
+                if time.monotonic() > end:
+                    raise HTTPError(400, f"image_url: the picture did not come in {_SECONDS} seconds")
+    except (OSError, ValueError, HTTPException) as e:
+        if isinstance(e, urllib.error.HTTPError):
+            e.close()
+        raise HTTPError(400, f"image_url: {url!r:.80} cannot be fetched: {e}") from None
+    return b"".join(parts)
+
+
+def _sound(given: Any) -> bytes:
+    if not isinstance(given, dict):
+        raise HTTPError(400, "input_audio: an object with data and format is wanted")
+    sound = cast("Mapping[str, Any]", given)
+    if sound.get("format", "wav") not in _FORMATS:
+        raise HTTPError(400, f"input_audio: the format is one of {', '.join(_FORMATS)}, not {sound['format']!r:.40}")
+    return _base64(sound.get("data"), "input_audio")
