@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
+from pyggml.serve import ServeOptions, create_app
+
+from ..random_model import write_random
 
 PROMPT = "A dog and a cat"
 
@@ -39,6 +43,31 @@ def test_the_lens_and_attention_are_those_of_the_nodes(client: TestClient, tales
     again = client.post("/v1/inside", json={"prompt": ids[:1]}).json()
     assert [a["weights"] for a in again["attention"]] == [[pytest.approx(1.0, abs=1e-3)]] * len(again["layers"])
     assert all(len(x["top"]) == 1 for x in again["layers"])
+
+
+HEADS = {"attention.key_length": 8, "attention.value_length": 8}
+WINDOWS = {"attention.sliding_window": 8, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 50.0, **HEADS}
+STATES = {"ssm.conv_kernel": 4, "ssm.inner_size": 64, "ssm.state_size": 8, "ssm.time_step_rank": 2}
+
+
+@pytest.mark.parametrize(("arch", "kv"), [("gemma2", WINDOWS), ("mamba", STATES)])
+def test_any_head_and_any_layers(arch: str, kv: dict[str, Any], tmp_path: Path) -> None:
+    """Capped logits, windows, and layers without attention."""
+    model = gg.load_model(write_random(tmp_path / "m.gguf", arch, kv, tokens=[f"t{i}" for i in range(64)]))
+    ids = np.random.default_rng(1).integers(3, 64, 40).tolist()
+    with TestClient(create_app(model, ServeOptions(n_ctx=128, n_parallel=1, context={"n_threads": 1}))) as c:
+        got = c.post("/v1/inside", json={"prompt": ids}).json()
+    ctx = model.new_context(64, n_threads=1)
+    ctx.decode(ids)
+    x = ctx.logits[-1].astype(np.float64)
+    best = got["layers"][-1]["top"][0]
+    assert best["id"] == int(x.argmax())
+    assert best["logprob"] == pytest.approx(-np.log(np.exp(x - x.max()).sum()), abs=1e-3)
+    assert [a["layer"] for a in got["attention"]] == ([] if arch == "mamba" else [0, 1, 2, 3])
+    for a in got["attention"]:
+        seen = np.array(a["weights"]) > 0
+        assert sum(a["weights"]) == pytest.approx(1, abs=1e-3)
+        assert seen.sum() == (8 if a["layer"] % 2 == 0 else 40) and seen[-8:].all()  # every other layer has a window
 
 
 @pytest.mark.parametrize(
