@@ -79,6 +79,7 @@ def build_layers(
     gated: bool = False,
     rope: Rope | None = None,
     windows: Callable[[int], Windows | None] | None = None,
+    causal: bool = False,
     after: Callable[[Tensor, int], None] | None = None,
 ) -> Tensor:
     """The layers of the encoder, each of which norms before attention and before its network, and adds both: ne of
@@ -88,11 +89,12 @@ def build_layers(
     gated    the network has a gate
     rope     turns Q and K by their positions
     windows  which windows the tokens of a layer see each other in; None: all tokens see each other
+    causal   tokens do not see those that follow
     after    called with the result of each layer
     """
     for il in range(b.hparams.n_layer):
         seen = None if windows is None else windows(il)
-        attn = build_self_attn(b, build_norm(b, cur, b.own("ln1"), "ln1", il, norm), il, rope, seen)
+        attn = build_self_attn(b, build_norm(b, cur, b.own("ln1"), "ln1", il, norm), il, rope, seen, causal)
         cur = b.cb(gg.add(cur, _layer_scaled(b, attn, "ls1", il)), "ffn_inp", il)
         out = build_network(b, build_norm(b, cur, b.own("ln2"), "ln2", il, norm), il, b.hparams.act, gated)
         cur = b.cb(gg.add(cur, _layer_scaled(b, out, "ls2", il)), "l_out", il)
@@ -121,7 +123,7 @@ def build_network(b: AnyBuild, cur: Tensor, il: int, act: Activation, gated: boo
 
 
 def build_self_attn(
-    b: AnyBuild, cur: Tensor, il: int, rope: Rope | None = None, windows: Windows | None = None
+    b: AnyBuild, cur: Tensor, il: int, rope: Rope | None = None, windows: Windows | None = None, causal: bool = False
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
@@ -146,7 +148,7 @@ def build_self_attn(
     q, k = (rope(t) if rope is not None else t for t in (q, k))
     q, k, v = b.cb(q, "Qcur", il), b.cb(k, "Kcur", il), b.cb(v, "Vcur", il)
     if windows is None:
-        attn = _attend(b, q, k, v, il)
+        attn = _attend(b, q, k, v, il, _causal_mask(b, n_tokens) if causal else None)
     else:
         attn, at = None, 0
         for n_windows, size in windows:
@@ -165,15 +167,20 @@ def _window_of(t: Tensor, at: int, n: int, size: int) -> Tensor:
     return gg.view_4d(t, *t.ne[:2], size, n, t.nb[1], t.nb[2], t.nb[2] * size, t.nb[2] * at)
 
 
-def _attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
+def _causal_mask(b: AnyBuild, n: int) -> Tensor:
+    """-inf where a token (row) would see one that follows: ne [n, n]."""
+    return b.constant("causal", lambda: np.triu(np.full((n, n), -np.inf, np.float32), 1))
+
+
+def _attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int, mask: Tensor | None = None) -> Tensor:
     """softmax(K q) V, of tensors of ne [n_embd_head, n_head, n_tokens, n]: ne [n_embd_head, n_head, n_tokens, n].
 
     Flash attention never stores the scores. When someone looks at them (`kq_soft_max_ext`), they are computed."""
     scale = 1 / sqrt(q.ne[0])
     q, k, v = (gg.permute(t, 0, 2, 1, 3) for t in (q, k, v))
     if not b.asked(f"kq_soft_max_ext-{il}"):
-        return gg.flash_attn_ext(q, k, v, None, scale)
-    kq = b.cb(gg.soft_max_ext(gg.mul_mat(gg.cont(k), gg.cont(q)), None, scale), "kq_soft_max_ext", il)
+        return gg.flash_attn_ext(q, k, v, mask, scale)
+    kq = b.cb(gg.soft_max_ext(gg.mul_mat(gg.cont(k), gg.cont(q)), mask, scale), "kq_soft_max_ext", il)
     return gg.cont(gg.permute(gg.mul_mat(gg.cont(gg.transpose(v)), kq), 0, 2, 1, 3))
 
 
@@ -192,6 +199,13 @@ def build_vit(b: VisionBuild, *, class_token: bool = False, post_norm: bool = Tr
 def build_first_token(b: AnyBuild, cur: Tensor) -> Tensor:
     """The first token of each picture, that of the class: ne [n_embd, n_pictures]."""
     return gg.cont(gg.view_2d(cur, cur.ne[0], cur.ne[2], cur.nb[2], 0))
+
+
+def build_mean(b: AnyBuild, cur: Tensor, first: int = 0) -> Tensor:
+    """The mean of the tokens of each picture, from token `first` on: ne [n_embd, n_pictures]."""
+    n_embd, n_tokens, n, _ = cur.ne
+    rest = gg.view_3d(cur, n_embd, n_tokens - first, n, cur.nb[1], cur.nb[2], first * cur.nb[1])
+    return gg.reshape_2d(gg.mean(gg.cont(gg.transpose(rest))), n_embd, n)
 
 
 def build_attention_pool(b: AnyBuild, cur: Tensor) -> Tensor:

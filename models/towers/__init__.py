@@ -37,6 +37,8 @@ PAGES = {  # the name of a tower -> the module that describes it
     "qwen3vl_merger": "qwen_vl",
     "siglip": "encoders",
     "vit": "encoders",
+    "clip_text": "reading",
+    "siglip_text": "reading",
     "qwen2a": "hearing",
     "voxtral": "hearing",
     "whisper": "hearing",

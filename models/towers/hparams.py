@@ -9,7 +9,7 @@ from pyggml.errors import ModelError
 from pyggml.gguf_io.keys import Keys
 
 from ..hparams import MAX_LAYERS, Activation
-from ..metadata import Reader, read_activation
+from ..metadata import ACTIVATIONS, Reader, read_activation
 
 T = TypeVar("T", bound="TowerHParams")
 
@@ -79,3 +79,12 @@ def read_vision(cls: type[T], r: Reader, act: Activation = "gelu", /, **own: Any
     if not 0 < patch <= image <= 1 << 16:
         r.fail("{arch}.patch_size", f"is {patch}: a picture of {image} pixels has no such patches")
     return read_tower(cls, r, act, image_size=image, patch_size=patch, **own)
+
+
+def read_mm_act(r: Reader, default: Activation = "gelu_erf") -> Activation:
+    """The activation of a projector or pooler, by the transformers library's name."""
+    key = "{arch}.projector.hidden_activation"
+    name = r.text(key, "")
+    if name and name not in ACTIVATIONS:
+        r.fail(key, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name] if name else default

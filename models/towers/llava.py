@@ -10,6 +10,7 @@ paligemma  PaliGemma (arXiv 2407.07726): SigLIP and one product
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -32,9 +33,9 @@ from ..blocks.vision import (
     build_vit,
 )
 from ..hparams import Activation
-from ..metadata import ACTIVATIONS, Reader
+from ..metadata import Reader
 from .encoders import one_picture
-from .hparams import VisionHParams, read_vision
+from .hparams import VisionHParams, read_mm_act, read_vision
 from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
 
 
@@ -54,15 +55,6 @@ class LlavaHParams(VisionHParams):
     drops: bool | None
     pinpoints: tuple[tuple[int, int], ...]
     most: int
-
-
-def read_mm_act(r: Reader, default: Activation = "gelu_erf") -> Activation:
-    """The activation of a projector, by the transformers library's name."""
-    key = "{arch}.projector.hidden_activation"
-    name = r.text(key, "")
-    if name and name not in ACTIVATIONS:
-        r.fail(key, f"is {name!r}; known are {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name] if name else default
 
 
 def integers(r: Reader, key: str) -> tuple[int, ...]:
@@ -156,7 +148,7 @@ def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tu
     ShapeError for a picture without pixels, and when there are no sizes."""
     if height < 1 or width < 1:
         raise ShapeError(f"image_sizes is {height}, {width}: no picture")
-    best, shown, wasted = (0, 0), 0, 0
+    best, shown, wasted = (0, 0), 0, inf
     for h, w in sizes:
         scale = min(w / width, h / height)
         n = min(int(width * scale) * int(height * scale), width * height)
@@ -164,7 +156,7 @@ def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tu
         if n > shown or (n == shown and waste < wasted):
             best, shown, wasted = (h, w), n, waste
     if best == (0, 0):
-        raise ShapeError(f"no size of image_grid_pinpoints suits a picture of {height} x {width}")
+        raise ShapeError("image_grid_pinpoints has no sizes")
     return best
 
 

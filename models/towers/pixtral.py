@@ -22,8 +22,7 @@ from ..blocks.vision import (
 )
 from ..hparams import Activation
 from ..metadata import Reader
-from .hparams import VisionHParams, read_vision
-from .llava import read_mm_act
+from .hparams import VisionHParams, read_mm_act, read_vision
 from .tower import Arrays, Encoded, Tower, TowerRun, array_of
 
 

@@ -32,8 +32,8 @@ from ..blocks.vision import (
 from ..hparams import Activation
 from ..metadata import Reader
 from .encoders import one_picture
-from .hparams import VisionHParams, read_vision
-from .llava import encode_one, read_mm_act
+from .hparams import VisionHParams, read_mm_act, read_vision
+from .llava import encode_one
 from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
 
 
@@ -67,17 +67,31 @@ def _read(act: Activation) -> Callable[[Reader], ShuffledHParams]:
 # -- Idefics3 ---------------------------------------------------------------------------------------------------------
 
 
+def parts_of(n: int, n_parts: int) -> Array:
+    """For each of `n` points i / n the one of `n_parts` equal parts of [0, 1) that it falls to.
+
+    Points often fall on the edge between two parts, and then rounding decides. So fractions and edges are rounded as in
+    the transformers library, where torch.arange makes the edges: the first of each eight is rounded to float32 before
+    the others are counted from it, as long as there are whole groups of sixteen.
+    """
+    step = 1 / n_parts
+    i = np.arange(int(np.ceil((1 - step) / step)))
+    edges = (step + step * i).astype(np.float32)
+    first = (step + step * (i - i % 8)).astype(np.float32)
+    grouped = (first.astype(np.float64) + step * (i % 8)).astype(np.float32)
+    edges = np.where(i < len(i) - len(i) % 16, grouped, edges)
+    points: Array = np.arange(n, dtype=np.float32) * (np.float32(1) / np.float32(n))
+    found: Array = np.searchsorted(edges, np.minimum(points, np.float32(1 - 1e-6)), side="right")
+    return found
+
+
 def _build_idefics3(b: TowerBuild[ShuffledHParams]) -> None:
     hp = b.hparams
     _, h, w = b.size
 
     def places() -> Array:
         """For each patch the learned position that its fraction of the picture falls to."""
-        edges = np.arange(1, hp.side) / np.float32(hp.side)
-        line, column = (
-            np.searchsorted(edges, np.minimum(np.arange(n, dtype=np.float32) / np.float32(n), 1 - 1e-6), side="right")
-            for n in (h, w)
-        )
+        line, column = parts_of(h, hp.side), parts_of(w, hp.side)
         return (line[:, None] * hp.side + column).reshape(-1).astype(np.int32)
 
     cur = build_patches(b)

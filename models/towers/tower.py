@@ -25,10 +25,11 @@ H_co = TypeVar("H_co", bound=TowerHParams, covariant=True)
 
 class Encoded(NamedTuple):
     """What a tower makes of one picture or sound: the features, and, of encoders for search, the embedding of the
-    whole, float32 [n_embd_out]."""
+    whole, float32 [n_embd_out]; of those that classify, the scores of the classes, float32 [n_classes]."""
 
     features: Features
     embedding: Array | None = None
+    scores: Array | None = None
 
 
 class TowerRun(Protocol[H_co]):
@@ -53,7 +54,7 @@ class Tower(Generic[H]):
     encode  what the results become, given the arrays that the processor makes of one picture or sound. It raises
             ShapeError for arrays that do not fit
     least   the size of a small graph, which is built to learn what the tensors are
-    side    `v`: it sees; `a`: it hears
+    side    `v`: it sees; `a`: it hears; `t`: it reads
     """
 
     names: tuple[str, ...]
@@ -65,7 +66,7 @@ class Tower(Generic[H]):
 
     def hparams(self, kv: Mapping[str, object]) -> H:
         """The hyperparameters in a file's metadata. Raises ModelError naming the key that is missing or wrong."""
-        return self.read(Reader("clip.vision" if self.side == "v" else "clip.audio", kv))
+        return self.read(Reader({"v": "clip.vision", "a": "clip.audio", "t": "clip.text"}[self.side], kv))
 
     def graph(self, hp: H, weights: Weights, size: TowerSize) -> TowerBuild[H]:
         """The graph of that size."""

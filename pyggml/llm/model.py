@@ -212,7 +212,7 @@ class Model(LoadedModel):
         from .generate.batched import generate_batch, stream_batch
         from .openai.chat import create_chat_completion
         from .openai.text import create_completion
-        from .picture import embed_image, encode_image, picture_features, process_image
+        from .picture import classify_image, embed_image, encode_image, picture_features, process_image
         from .sound import encode_audio, sound_features
         from .transcribe import transcribe
     else:
@@ -223,13 +223,14 @@ class Model(LoadedModel):
         create_completion = Elsewhere("pyggml.llm.openai.text")
         process_image, picture_features = Elsewhere("pyggml.llm.picture"), Elsewhere("pyggml.llm.picture")
         encode_image, embed_image = Elsewhere("pyggml.llm.picture"), Elsewhere("pyggml.llm.picture")
+        classify_image = Elsewhere("pyggml.llm.picture")
         encode_audio, sound_features = Elsewhere("pyggml.llm.sound"), Elsewhere("pyggml.llm.sound")
         transcribe = Elsewhere("pyggml.llm.transcribe")
 
 
 class TowerModel(Model):
     """A folder that is an encoder of pictures (CLIP, SigLIP, DINOv2, ViT): a model with a tower and no decoder. It
-    encodes and embeds pictures; what needs a decoder raises ModelError.
+    encodes and embeds pictures, and those of CLIP and SigLIP embed texts, too; what needs a decoder raises ModelError.
 
     `kv` has the keys `clip.*`, `tensors` and `weights` are the tower's.
     """
@@ -250,6 +251,13 @@ class TowerModel(Model):
 
     def _no_decoder(self) -> NoReturn:
         raise ModelError(f"{self.path}: an encoder of pictures has no decoder, and no vocabulary")
+
+    if TYPE_CHECKING:
+        from .text_tower import embed_text as embed  # pyright: ignore[reportAssignmentType]
+        from .text_tower import match, tokenize  # pyright: ignore[reportAssignmentType]
+    else:
+        embed = Elsewhere("pyggml.llm.text_tower", "embed_text")
+        match, tokenize = Elsewhere("pyggml.llm.text_tower"), Elsewhere("pyggml.llm.text_tower")
 
     architecture = hparams = vocab = property(_no_decoder)  # pyright: ignore[reportAssignmentType, reportIncompatibleVariableOverride]
 

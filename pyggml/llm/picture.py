@@ -185,14 +185,26 @@ def embed_image(
     product of their vectors with `normalize=True`. Raises as `process_image`, ModelError for a tower that makes
     features of a text model alone.
     """
+    rows = _one_row_each(self, images, "embedding", "makes no embedding of a whole picture", n_threads)
+    return normalized(rows, normalize)
+
+
+def classify_image(self: LoadedModel, images: Iterable[Any], n_threads: int | None = None) -> Floats:
+    """The scores (logits) that a checkpoint for classification gives its classes, float32 [n_images, n_classes]. The
+    names of the classes are `model.kv["clip.vision.classifier.output_labels"]`.
+
+    Of ViT, DINOv2, CLIP and SigLIP checkpoints `...ForImageClassification`. Raises as `embed_image`.
+    """
+    return _one_row_each(self, images, "scores", "does not classify: it has no classifier", n_threads)
+
+
+def _one_row_each(self: LoadedModel, images: Iterable[Any], what: str, without: str, n_threads: int | None) -> Floats:
     if isinstance(images, (str, bytes, os.PathLike)) or not isinstance(images, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"images must be a list of pictures, not {type(images).__name__}")
     seen, rows = sight(self), list[npt.NDArray[Any]]()
     for image in images:
-        row = seen.encode(image, n_threads).embedding
+        row = getattr(seen.encode(image, n_threads), what)
         if row is None:
-            raise ModelError(f"{self.path}: the tower {seen.tower.name} makes no embedding of a whole picture")
+            raise ModelError(f"{self.path}: the tower {seen.tower.name} {without}")
         rows.append(row)
-    if not rows:
-        return np.empty((0, seen.tower.hparams.n_embd_out), np.float32)
-    return normalized(np.stack(rows), normalize)
+    return np.stack(rows) if rows else np.empty((0, seen.tower.hparams.n_embd_out), np.float32)

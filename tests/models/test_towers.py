@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pyggml.models.towers import PAGES, get_tower
 from pyggml.models.towers.llava import best_size, unpadded
+from pyggml.models.towers.shuffled import parts_of
 from pyggml.models.towers.tower import TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
@@ -21,6 +22,7 @@ from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
 from pyggml.hf.towers import open_tower
 from pyggml.llm.picture import processor_config
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.tower import LoadedTower, open_tower_of
 
 from ..conftest import shared_dir
@@ -65,7 +67,7 @@ def tower(name: str) -> LoadedTower:
 def test_features_of_folders(name: str) -> None:
     for i in (0, 1):
         given = arrays(name, i)
-        features, embedding = tower(name).encode(given)
+        features, embedding, _ = tower(name).encode(given)
         assert features.rows.dtype == np.float32
         assert nmse(features.rows, given["features"]) < 1e-11
         if "embedding" in given:
@@ -105,7 +107,7 @@ def test_features_of_mmproj(name: str) -> None:
     found = open_tower_of(str(MM / name) if name == "qwen2-5-vl" else file, file, "vision")
     assert found is not None and found.weights.unused == []
     for i in (0, 1):
-        features, _ = found.encode(arrays(name, i))
+        features, _, _ = found.encode(arrays(name, i))
         assert nmse(features.rows, arrays(name, i)["features"]) < 1e-11
         of_folder = tower(name).encode(arrays(name, i)).features
         if of_folder.deepstack is not None:
@@ -151,7 +153,7 @@ def test_a_model_with_an_mmproj() -> None:
 def test_an_encoder_has_no_decoder() -> None:
     with gg.load_model(MM / "clip") as model:
         assert model.unused == [] and model.kv["clip.projector_type"] == "clip"
-        for use in (lambda: model.new_context(8), lambda: model.tokenize("a"), lambda: list(model.generate("a", 1))):
+        for use in (lambda: model.new_context(8), lambda: model.detokenize([1]), lambda: list(model.generate("a", 1))):
             with pytest.raises(ModelError, match="no decoder"):
                 use()
     with pytest.raises(ModelError, match="was closed"):
@@ -200,8 +202,32 @@ def test_the_builder_declares() -> None:
 def test_sizes_of_tiles() -> None:
     assert best_size(30, 100, ((64, 128), (128, 64), (128, 128))) == (64, 128)
     assert best_size(100, 100, ((64, 128), (128, 64), (128, 128))) == (128, 128)
+    assert best_size(3, 700, ((64, 128), (128, 64))) == (64, 128)  # no whole line of pixels is left in any of them
     assert unpadded(np.zeros((4, 8, 1)), 50, 200).shape == (2, 8, 1)
     assert unpadded(np.zeros((4, 8, 1)), 100, 100).shape == (4, 4, 1)
+
+
+def test_positions_on_edges() -> None:
+    """Idefics3's patches fall on the edges of its learned positions: rounded as torch 2.13 does."""
+    assert parts_of(6, 6).tolist() == [*range(6)]
+    assert parts_of(19, 19).tolist() == [*range(12), 11, *range(13, 19)]
+    found = [0, 1, 2, 3, 4, 4, 6, 7, 8, 8, 9, 10, 11, 12, 14, 14, 16, 17, 17, 19, 19, 21, 22, 22, 24]
+    assert parts_of(25, 25).tolist() == found
+    assert parts_of(3, 1).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("F16", 1e-6), ("Q8_0", 1e-3), ("Q4_0", 0.1)])
+def test_towers_are_quantised(kind: str, limit: float, tmp_path: Path) -> None:
+    """The matrices become smaller; patches and positions stay as they are."""
+    out = str(tmp_path / "out.gguf")
+    write_quantized(plan_quantization(MM / "mmproj" / "idefics3.gguf", kind), out)
+    found = open_tower_of(str(MM / "idefics3"), out, "vision")
+    assert found is not None
+    types = {n: found.weights[n].dtype.name for n in found.weights}
+    assert types["v.blk.0.attn_q.weight"] == types["mm.model.fc.weight"] == kind
+    assert types["v.patch_embd.weight"] == types["v.position_embd.weight"] == "F32"
+    want = arrays("idefics3", 0)
+    assert nmse(found.encode(want).features.rows, want["features"]) < limit
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.context",),
     ("llm.embed", "llm.sound", "llm.speech"),
     ("llm.picture", "llm.ggml_whisper"),
+    ("llm.text_tower",),
     ("llm.generate", "llm.evaluate", "llm.transcribe"),
     ("llm.openai",),
     ("learn.checkpoint", "learn.optimisers", "learn.texts", "learn.texts_file", "learn.dataset", "learn.state_file"),

@@ -43,10 +43,18 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
     if not found[0].alone and not all(isinstance(raw.get(f.part), dict) for f in found if f.part):
         return None  # a text model of the same model_type
     kinds: dict[str, TowerFamily] = {name: f for f in found for name in f.of}
-    own = raw[found[0].part].get("model_type") if found[0].part else None
-    if kinds and own not in kinds:
+    if not kinds:
+        return found[0]
+    own = raw[found[0].part].get("model_type")
+    if own not in kinds:
         raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
-    return kinds[str(own)] if kinds else found[0]
+    return kinds[str(own)]
+
+
+def _text_family(raw: Mapping[str, Any]) -> TowerFamily | None:
+    from .text import FAMILIES
+
+    return next((f for f in FAMILIES if raw.get("model_type") in f.types and isinstance(raw.get(f.part), dict)), None)
 
 
 def is_tower(folder: str | os.PathLike[str]) -> bool:
@@ -55,15 +63,16 @@ def is_tower(folder: str | os.PathLike[str]) -> bool:
     return family is not None and family.alone
 
 
-def open_tower(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """Metadata and tensors of a folder's tower; None when the folder has none.
+def open_tower(folder: str | Path, side: str = "") -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Metadata and tensors of a folder's tower; None when the folder has none. `side` "text": those of CLIP's and
+    SigLIP's text encoders, which stand beside a tower that sees.
 
     Raises ModelError for a damaged folder, a key that is missing or not supported, and for a tensor of the tower that
     is not known.
     """
     path = Path(folder)
     raw = read_object(path / "config.json")
-    family = tower_family(raw)
+    family = _text_family(raw) if side == "text" else tower_family(raw)
     if family is None:
         return None
     c = TowerConfig(str(path / "config.json"), raw, family.part)

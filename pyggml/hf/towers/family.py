@@ -70,7 +70,7 @@ class TowerFamily:
     names    how its tensors are named: the first that matches
     begin    what the names of the tower's tensors begin with (after `model.`); all others are the text model's
     part     the tower's part of the config; empty: the folder is a tower alone
-    side     `vision` or `audio`
+    side     `vision`, `audio` or `text`
     alone    the folder has no decoder
     """
 

@@ -37,18 +37,21 @@ def _plus_one(a: Array) -> list[Array]:
     return [a + np.float32(1)]
 
 
-def _named(begin: str, layer: str, names: Mapping[str, str], of_layer: Mapping[str, str]) -> list[Name]:
+def named(
+    begin: str, layer: str, names: Mapping[str, str], of_layer: Mapping[str, str], blocks: str = "v.blk"
+) -> list[Name]:
     """Rules for tensors that have a weight and perhaps a bias. `begin` and `layer`: how the names begin, as regular
-    expressions; `names`, `of_layer`: the rest of the name in the checkpoint -> the role."""
+    expressions; `names`, `of_layer`: the rest of the name in the checkpoint -> the role; `blocks`: how the names of
+    layers begin in the file."""
     found = [name(begin + old.replace(".", r"\.") + _ENDS, rf"{new}.\1") for old, new in names.items()]
     for old, new in of_layer.items():
-        found.append(name(rf"{begin}{layer}\.(\d+)\." + old.replace(".", r"\.") + _ENDS, rf"v.blk.\1.{new}.\2"))
+        found.append(name(rf"{begin}{layer}\.(\d+)\." + old.replace(".", r"\.") + _ENDS, rf"{blocks}.\1.{new}.\2"))
     return found
 
 
 # -- CLIP and SigLIP, alone and in others -----------------------------------------------------------------------------
 
-_CLIP_LAYER = {
+CLIP_LAYER = {
     "layer_norm1": "ln1",
     "layer_norm2": "ln2",
     "mlp.fc1": "ffn_up",
@@ -68,7 +71,7 @@ def _clip_names(t: str, *, post_norm: bool = True, head: bool = False) -> list[N
         name(rf"{t}embeddings\.class_embedding", "v.class_embd", split=flat),
         name(rf"{t}embeddings\.position_embedding\.weight", "v.position_embd.weight"),
         name(rf"{t}embeddings\.position_ids"),
-        *_named(
+        *named(
             t,
             r"encoder\.layers",
             {
@@ -80,7 +83,7 @@ def _clip_names(t: str, *, post_norm: bool = True, head: bool = False) -> list[N
                 "head.mlp.fc1": "v.head.ffn_up",
                 "head.mlp.fc2": "v.head.ffn_down",
             },
-            _CLIP_LAYER,
+            CLIP_LAYER,
         ),
         name(rf"{t}head\.probe", "v.head.probe", split=flat),
         name(rf"{t}head\.attention\.in_proj_(weight|bias)", *(rf"v.head.attn_{x}.\1" for x in "qkv"), split=thirds),
@@ -102,6 +105,14 @@ def _sizes(c: TowerConfig, act: str, eps: float) -> dict[str, object]:
     }
 
 
+def _labels(c: TowerConfig) -> dict[str, object]:
+    """The names of the classes of a checkpoint that classifies."""
+    said: Any = c.whole.get("id2label", default=None)
+    if said is None:
+        return {}
+    return {"classifier.output_labels": [str(said[k]) for k in sorted(said, key=int)]}
+
+
 def _side(value: Any) -> object:
     """The side of a square, from a number or a pair."""
     sides = cast("list[object]", value) if isinstance(value, list) else [value]
@@ -113,7 +124,7 @@ def _side(value: Any) -> object:
 def _clip_keys(c: TowerConfig) -> dict[str, object]:
     sizes = _sizes(c, "quick_gelu", 1e-5)
     n_out = c.whole.integer("projection_dim", default=512)
-    return {"projector_type": "clip", **sizes, "projection_dim": n_out}
+    return {"projector_type": "clip", **sizes, "projection_dim": n_out, **_labels(c)}
 
 
 def _siglip_keys(c: TowerConfig) -> dict[str, object]:
@@ -123,21 +134,23 @@ def _siglip_keys(c: TowerConfig) -> dict[str, object]:
 
 _VISION_MODEL = r"(?:vision_model\.)?"
 
+_CLASSIFIER = name(r"classifier\.(weight|bias)", r"v.classifier.\1")
+
 # -- DINOv2 and ViT ---------------------------------------------------------------------------------------------------
 
 _VIT = r"(?:vit\.|dinov2\.)?"
 _VIT_NAMES = [
+    _CLASSIFIER,
     name(rf"{_VIT}embeddings\.cls_token", "v.class_embd", split=flat),
     name(rf"{_VIT}embeddings\.mask_token"),
     name(rf"{_VIT}embeddings\.position_embeddings", "v.position_embd.weight", split=_rows),
-    name(r"classifier\..*"),
     name(rf"{_VIT}encoder\.layer\.(\d+)\.layer_scale([12])\.lambda1", r"v.blk.\1.ls\2.weight"),
     name(
         rf"{_VIT}encoder\.layer\.(\d+)\.mlp\.weights_in{_ENDS}",
         *(r"v.blk.\1.ffn_gate.\2", r"v.blk.\1.ffn_up.\2"),
         split=lambda a: np.split(a, 2),
     ),
-    *_named(
+    *named(
         _VIT,
         r"encoder\.layer",
         {
@@ -172,15 +185,20 @@ def _dinov2_keys(c: TowerConfig) -> dict[str, object]:
     c.tower.values.setdefault("intermediate_size", n_ff)
     sizes = _sizes(c, "gelu", 1e-6)
     sizes |= {"feed_forward_length": n_ff, **({"hidden_activation": "silu"} if gated else {})}
-    return {"projector_type": "dinov2", **sizes, "projection_dim": n_embd}
+    return {"projector_type": "dinov2", **sizes, "projection_dim": n_embd, **_labels(c)}
 
 
 def _vit_keys(c: TowerConfig) -> dict[str, object]:
     sizes = _sizes(c, "gelu", 1e-12)
     n_out = c.tower.get("pooler_output_size", default=None) or sizes["embedding_length"]
-    if c.tower.get("pooler_act", default="tanh") != "tanh":
-        c.tower.damaged()
-    return {"projector_type": "vit", **sizes, "projection_dim": n_out}
+    act = c.tower.get("pooler_act", default="tanh")
+    return {
+        "projector_type": "vit",
+        **sizes,
+        "projection_dim": n_out,
+        **_labels(c),
+        "projector.hidden_activation": act,
+    }
 
 
 # -- LLaVA ------------------------------------------------------------------------------------------------------------
@@ -235,7 +253,7 @@ def _llava_names(c: TowerConfig) -> Sequence[Name]:
     return [
         *_clip_names(_TOWER, post_norm=False),
         name("image_newline", "v.image_newline"),
-        *_named(r"multi_modal_projector\.", "", {"linear_1": "mm.0", "linear_2": "mm.2"}, {}),
+        *named(r"multi_modal_projector\.", "", {"linear_1": "mm.0", "linear_2": "mm.2"}, {}),
     ]
 
 
@@ -248,7 +266,7 @@ def _paligemma_keys(c: TowerConfig) -> dict[str, object]:
 
 
 def _paligemma_names(c: TowerConfig) -> Sequence[Name]:
-    return [*_clip_names(_TOWER), *_named(r"multi_modal_projector\.", "", {"linear": "mm.model.fc"}, {})]
+    return [*_clip_names(_TOWER), *named(r"multi_modal_projector\.", "", {"linear": "mm.model.fc"}, {})]
 
 
 def _gemma3_keys(c: TowerConfig) -> dict[str, object]:
@@ -304,7 +322,7 @@ def _aya_keys(c: TowerConfig) -> dict[str, object]:
 
 
 def _aya_names(c: TowerConfig) -> Sequence[Name]:
-    projector = _named(r"multi_modal_projector\.", "", {"layernorm": "mm.model.mlp.0", **_MLP_NORM}, {})
+    projector = named(r"multi_modal_projector\.", "", {"layernorm": "mm.model.mlp.0", **_MLP_NORM}, {})
     return [*_clip_names(_TOWER, post_norm=False), *projector]
 
 
@@ -333,7 +351,7 @@ def _internvl_names(c: TowerConfig) -> Sequence[Name]:
         name(rf"{_TOWER}embeddings\.mask_token"),
         name(rf"{_TOWER}embeddings\.position_embeddings", "v.position_embd.weight", split=_rows),
         name(rf"{_TOWER}encoder\.layer\.(\d+)\.lambda_([12])", r"v.blk.\1.ls\2.weight"),
-        *_named(
+        *named(
             _TOWER,
             r"encoder\.layer",
             {"embeddings.patch_embeddings.projection": "v.patch_embd", "layernorm": "v.post_ln"},
@@ -347,7 +365,7 @@ def _internvl_names(c: TowerConfig) -> Sequence[Name]:
                 "layernorm_after": "ln2",
             },
         ),
-        *_named(r"multi_modal_projector\.", "", {"layer_norm": "mm.model.mlp.0", **_MLP_NORM}, {}),
+        *named(r"multi_modal_projector\.", "", {"layer_norm": "mm.model.mlp.0", **_MLP_NORM}, {}),
     ]
 
 
@@ -400,7 +418,7 @@ def _pixtral_names(c: TowerConfig) -> Sequence[Name]:
             )
             for x in "qk"
         ),
-        *_named(
+        *named(
             _TOWER,
             layers,
             {"ln_pre": "v.pre_ln"},
@@ -412,7 +430,7 @@ def _pixtral_names(c: TowerConfig) -> Sequence[Name]:
                 **{f"feed_forward.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
             },
         ),
-        *_named(
+        *named(
             r"multi_modal_projector\.",
             "",
             {
@@ -545,7 +563,7 @@ def _qwen_names(c: TowerConfig) -> Sequence[Name]:
         name(r"visual\.patch_embed\.proj\.weight", "v.patch_embd.weight", "v.patch_embd.weight.1", split=_frames),
         name(r"visual\.patch_embed\.proj\.bias", "v.patch_embd.bias"),
         name(r"visual\.(?:pos_embed|embeddings\.position_embedding)\.weight", "v.position_embd.weight"),
-        *_named(r"visual\.", "blocks", {**_QWEN_NAMES, **more}, _QWEN_LAYER),
+        *named(r"visual\.", "blocks", {**_QWEN_NAMES, **more}, _QWEN_LAYER),
     ]
 
 
@@ -555,15 +573,22 @@ FAMILIES = (
     TowerFamily(
         types=("clip", "clip_vision_model"),
         keys=_clip_keys,
-        names=lambda c: [*_clip_names(_VISION_MODEL), name(r"visual_projection\.weight", "v.projection.weight")],
-        begin=("vision_model.", "visual_projection.", "embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm."),
+        names=lambda c: [
+            *_clip_names(_VISION_MODEL),
+            name(r"visual_projection\.weight", "v.projection.weight"),
+            _CLASSIFIER,
+        ],
+        begin=(
+            *("vision_model.", "visual_projection.", "embeddings.", "encoder.", "pre_layrnorm.", "post_layernorm."),
+            "classifier.",
+        ),
         alone=True,
     ),
     TowerFamily(
         types=("siglip", "siglip_vision_model"),
-        keys=_siglip_keys,
-        names=lambda c: _clip_names(_VISION_MODEL, head=True),
-        begin=("vision_model.", "embeddings.", "encoder.", "post_layernorm.", "head."),
+        keys=lambda c: {**_siglip_keys(c), **_labels(c)},
+        names=lambda c: [*_clip_names(_VISION_MODEL, head=True), _CLASSIFIER],
+        begin=("vision_model.", "embeddings.", "encoder.", "post_layernorm.", "head.", "classifier."),
         alone=True,
     ),
     TowerFamily(

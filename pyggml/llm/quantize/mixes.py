@@ -292,9 +292,9 @@ class Choice:
     types: tuple[tuple[re.Pattern[str], DType], ...] = ()
 
 
-def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tuple[int, ...]) -> DType:
+def tensor_type(choice: Choice, hp: HParams | None, has_output: bool, name: str, ne: tuple[int, ...]) -> DType:
     """The type that a quantizable tensor gets: a type with smaller blocks, or F16, when its rows are not whole
-    blocks."""
+    blocks. Without `hp`, it is the base type of the mix."""
     mix = choice.mix
     if name in _TABLES and choice.token_embedding_type is not None:
         return _fitting(ne[0], choice.token_embedding_type)
@@ -303,7 +303,7 @@ def tensor_type(choice: Choice, hp: HParams, has_output: bool, name: str, ne: tu
     asked = next((dtype for pattern, dtype in choice.types if pattern.search(name)), None)
     if asked is not None:
         return _fitting(ne[0], asked)
-    if choice.pure or not mix.base.is_quantized:
+    if choice.pure or hp is None or not mix.base.is_quantized:
         return _fitting(ne[0], mix.base)
     if name == "output.weight" or (name in _TABLES and not has_output):  # tied: the embedding is the output
         fits = ne[0] % mix.base.block_size == 0

@@ -103,6 +103,9 @@ class TensorPlan:
         return 8 * self.nbytes / math.prod(self.source.ne)
 
 
+_CONVOLUTIONS = ("v.patch_embd", "a.conv1d")  # of towers
+
+
 @dataclass(frozen=True)
 class RewritePlan:
     """What `write_quantized` will do. `without_imatrix` names the tensors that lack an importance matrix although they
@@ -147,6 +150,7 @@ def plan_quantization(
     """Choose the type of each tensor of `path`, a GGUF file or a Hugging Face folder, as llama.cpp does for the file
     type `type_name`; None keeps the types. `vocab_only` plans a file without tensors.
 
+    The matrices of towers (`mmproj` files) all have the base type of the mix; convolutions stay as they are.
     `pure` gives every matrix the base type of the mix. `output_tensor_type` and `token_embedding_type` override the mix
     for `output.weight` and `token_embd.weight`; `tensor_types` (pairs of a regular expression and a type) override it
     for tensors in whose names the expression is found. `leave_output_tensor` keeps `output.weight` as it is. `report`
@@ -167,7 +171,8 @@ def plan_quantization(
         file_type = said if isinstance(said, int) else _file_type_of(as_they_are)
         return RewritePlan(source, file_type, _laid_out(source, arch, as_they_are, layout), [])
     _, mix = find_mix(type_name)
-    hp = get_architecture(arch).hparams(arch, source.kv)
+    tower = arch == "clip"
+    hp = None if tower else get_architecture(arch).hparams(arch, source.kv)
     types = tuple((_pattern(text), dtype) for text, dtype in tensor_types)
     choice = Choice(mix, imatrix is not None, pure, output_tensor_type, token_embedding_type, types)
     for pattern, _ in types:
@@ -178,6 +183,7 @@ def plan_quantization(
     without: list[str] = []
     for t in source.tensors.values():
         taken = is_quantizable(t.name, t.ne) and not (leave_output_tensor and t.name == "output.weight")
+        taken &= not (tower and (t.ne[2] * t.ne[3] > 1 or t.name.startswith(_CONVOLUTIONS)))
         dtype = tensor_type(choice, hp, has_output, t.name, t.ne) if taken else t.dtype
         weights = None
         if dtype is not t.dtype:
