@@ -80,9 +80,8 @@ def parts_of(n: int, n_parts: int) -> Array:
     first = (step + step * (i - i % 8)).astype(np.float32)
     grouped = (first.astype(np.float64) + step * (i % 8)).astype(np.float32)
     edges = np.where(i < len(i) - len(i) % 16, grouped, edges)
-    points: Array = np.arange(n, dtype=np.float32) * (np.float32(1) / np.float32(n))
-    found: Array = np.searchsorted(edges, np.minimum(points, np.float32(1 - 1e-6)), side="right")
-    return found
+    points: Array = np.minimum(np.arange(n, dtype=np.float32) * np.float32(1 / n), np.float32(1 - 1e-6))
+    return np.searchsorted(edges, points, side="right")
 
 
 def _build_idefics3(b: TowerBuild[ShuffledHParams]) -> None:

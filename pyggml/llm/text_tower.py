@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from pyggml.errors import ModelError
 from pyggml.types import Floats
@@ -79,9 +80,10 @@ def match(self: LoadedModel, images: Iterable[Any], texts: Sequence[Text], n_thr
     tower = reading(self).tower
     seen = embed_image(self, images, True, n_threads).astype(np.float64)
     scale, bias = (tower.tensor(f"t.logit_{name}") for name in ("scale", "bias"))
-    found: Any = seen @ embed_text(self, texts, True, n_threads).astype(np.float64).T
-    found = found * (1.0 if scale is None else np.exp(scale.astype(np.float64).item()))
-    return np.asarray(found + (0.0 if bias is None else bias.item()), np.float32)
+    read = embed_text(self, texts, True, n_threads).astype(np.float64)
+    cosines: npt.NDArray[np.float64] = np.matmul(seen, read.T)
+    factor = 1.0 if scale is None else float(np.exp(scale.item()))
+    return np.asarray(cosines * factor + (0.0 if bias is None else bias.item()), np.float32)
 
 
 def tokenize(self: LoadedModel, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:

@@ -13,11 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 import numpy as np
 
 ROUNDS, REPEATS, THREADS = 3, 3, 2
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "clip": {
         "model_type": "clip_vision_model",
         "architectures": ["CLIPVisionModel"],
