@@ -34,12 +34,7 @@ async def activations(request: Request) -> Response:
         raise HTTPError(400, "nodes: names of nodes, or patterns such as l_out-*")
     if body.format not in (None, "safetensors", "npy"):
         raise HTTPError(400, f"format: safetensors or npy, not {body.format!r:.60}")
-    prompts = await service.prepared(lambda: service.prompts(body.prompt))
-    if len(prompts) != 1 or not prompts[0]:
-        raise HTTPError(400, f"prompt: one text, not {len(prompts)}" if len(prompts) != 1 else "the prompt is empty")
-    if len(ids := prompts[0]) > limits.ACTIVATION_TOKENS:
-        raise too_long(len(ids), limits.ACTIVATION_TOKENS)
-    service.check_tokens(ids)
+    ids = await one_prompt(service, body.prompt)
     try:
         found = await until_gone(request, service.thread.call(lambda: _evaluated(service, body, ids)))
     except Exception as e:
@@ -53,6 +48,23 @@ async def activations(request: Request) -> Response:
     return Response(file.getvalue(), media_type="application/octet-stream")
 
 
+async def one_prompt(service: Service, prompt: Any) -> list[int]:
+    """The tokens of a prompt whose nodes are looked at. Raises HTTPError for none, several, and too long ones."""
+    prompts = await service.prepared(lambda: service.prompts(prompt))
+    if len(prompts) != 1 or not prompts[0]:
+        raise HTTPError(400, f"prompt: one text, not {len(prompts)}" if len(prompts) != 1 else "the prompt is empty")
+    if len(ids := prompts[0]) > limits.ACTIVATION_TOKENS:
+        raise too_long(len(ids), limits.ACTIVATION_TOKENS)
+    service.check_tokens(ids)
+    return ids
+
+
+def threads(service: Service) -> ContextOptions:
+    """The server's number of threads, for a context of one prompt."""
+    n_threads = service.options.context.get("n_threads")
+    return {} if n_threads is None else {"n_threads": n_threads}
+
+
 def _evaluated(service: Service, body: ActivationsBody, ids: list[int]) -> Mapping[str, Array]:
     """The values of the nodes by name. Runs in the engine's thread."""
     found: dict[str, Array] = {}
@@ -62,9 +74,7 @@ def _evaluated(service: Service, body: ActivationsBody, ids: list[int]) -> Mappi
         if sum(a.nbytes for a in found.values()) > limits.ACTIVATION_BYTES:
             raise HTTPError(400, f"the nodes have more than {limits.ACTIVATION_BYTES} bytes: ask for fewer")
 
-    options: ContextOptions = {"n_batch": len(ids), "n_ubatch": len(ids)}
-    if (n_threads := service.options.context.get("n_threads")) is not None:
-        options["n_threads"] = n_threads
+    options: ContextOptions = {"n_batch": len(ids), "n_ubatch": len(ids), **threads(service)}
     with ExitStack() as stack:
         ctx = stack.enter_context(LlamaContext(service.model, len(ids), **options))
         ctx.set_loras(service.adapters(body.lora) or ())

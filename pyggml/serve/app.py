@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model, load_model
 
-from . import activations, anthropic, embeddings, native, openai, responses, slots, speech, tokens
+from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, speech, tokens
 from .batches import Batches
 from .errors import HTTPError, of_request
 from .http import Json, error_response
@@ -62,6 +62,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
     "/v1/activations": activations.activations,
+    "/v1/inside": inside.inside,
     "/v1/audio/transcriptions": speech.transcriptions,
     "/v1/audio/translations": speech.translations,
     "/slots/{id}": slots.slot_action,

@@ -202,6 +202,15 @@ class ActivationsBody(Body):
     lora: list[Any] | None = None
 
 
+class InsideBody(Body):
+    """/v1/inside."""
+
+    model: str | None = None
+    prompt: Any = None
+    n_top: int | None = None
+    lora: list[Any] | None = None
+
+
 class Adapter(Body):
     """An adapter and its scale."""
 

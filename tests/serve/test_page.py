@@ -166,6 +166,18 @@ def test_a_walk_through_the_page(browser: Browser, served: tuple[str, subprocess
     assert b.js(
         "!document.querySelector('#probe').hidden && document.querySelector('#probe').contains(document.activeElement)"
     )
+    # ... how it came about: attention, and what the layers would say; the last says what the alternatives say
+    likeliest = shown(b, "#probe .alternative code")[0]
+    press(b, "#probe .look")
+    b.until("document.activeElement.id == 'inside-layer'")
+    layers = int(b.js("document.activeElement.max"))
+    assert len(shown(b, ".lens button")) == layers + 1
+    assert shown(b, ".lens button:last-child code") == [likeliest]
+    looks = shown(b, "#probe .most")
+    press(b, ".lens button:first-child")
+    assert b.js("document.querySelector('#inside-layer').value") == "0" and shown(b, "#probe .most") != looks
+    assert shown(b, '.lens [aria-pressed="true"]') == shown(b, ".lens button")[:1]
+    press(b, "#probe .look")  # back
     other = b.js("document.querySelector('#probe button:not([aria-current]):enabled code').innerText")
     press(b, "#probe button:not([aria-current]):enabled")
     b.until(f"!{IDLE}")

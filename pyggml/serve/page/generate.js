@@ -19,13 +19,34 @@ export async function generate(server, conversation, node, signal, changed) {
     const prompt = shown.map((piece) => piece.text).join("");
     return complete({ ...body, prompt }, node, signal, changed);
   }
-  const before = shown.slice(0, -1).filter(({ text }) => text).map(({ role, text }) => ({ role, content: text }));
-  const messages = conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...before] : before;
+  const messages = messagesBefore(conversation, shown);
   if (!node.text) return chat({ ...body, messages }, node, signal, changed);
-  let { prompt } = await json("apply-template", { model, messages }, signal);
-  const bos = server.props?.bos_token; // the server writes it before every prompt
-  if (bos && prompt.startsWith(bos)) prompt = prompt.slice(bos.length);
+  const prompt = await templated(server, { model, messages }, signal);
   return complete({ ...body, prompt: prompt + node.text }, node, signal, changed);
+}
+
+/** What the model held, layer by layer, before it wrote token `i` of `node`: an answer of /v1/inside. */
+export async function lookInside(server, conversation, node, i, signal) {
+  const shown = path(conversation, node.id);
+  const model = conversation.model ?? undefined;
+  const text = node.tokens.slice(0, i).map((token) => token[0]).join("");
+  const before = conversation.mode === "text"
+    ? shown.slice(0, -1).map((piece) => piece.text).join("")
+    : await templated(server, { model, messages: messagesBefore(conversation, shown) }, signal);
+  return json("v1/inside", { model, prompt: before + text }, signal);
+}
+
+/** The messages before the last of those that are shown. */
+function messagesBefore(conversation, shown) {
+  const before = shown.slice(0, -1).filter(({ text }) => text).map(({ role, text }) => ({ role, content: text }));
+  return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...before] : before;
+}
+
+/** Messages as a prompt, without the token that the server writes before every prompt. */
+async function templated(server, body, signal) {
+  const { prompt } = await json("apply-template", body, signal);
+  const bos = server.props?.bos_token;
+  return bos && prompt.startsWith(bos) ? prompt.slice(bos.length) : prompt;
 }
 
 /** The sampling fields of a request: those that were changed. */

@@ -2,7 +2,7 @@
 
 import { json, setKey } from "./api.js";
 import { $, eachFrame, h, icon, say } from "./dom.js";
-import { generate } from "./generate.js";
+import { generate, lookInside } from "./generate.js";
 import { startProbe } from "./probe.js";
 import { showDefaults, startSettings } from "./settings.js";
 import { download, drawer, showConversations } from "./sidebar.js";
@@ -46,6 +46,7 @@ const closeProbe = startProbe(
     else branch.end = "stop"; // the alternative was to end here
     changed(current);
   },
+  (node, i, signal) => lookInside(server, current, node, i, signal),
 );
 
 // -- answers ------------------------------------------------------------------------------------------------------------

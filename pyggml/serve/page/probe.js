@@ -1,6 +1,7 @@
 // The tokens of a text on the page, and what the model held likely in the place of one of them.
 
 import { $, h } from "./dom.js";
+import { insideView } from "./inside.js";
 import { percent, surprise, visible } from "./tokens.js";
 
 /** A function that appends parts of an answer's text, one element a token (see markdown.js). */
@@ -45,18 +46,21 @@ function shape(text) {
 }
 
 /** Shows the alternatives of the token under the mouse, or of the one that was chosen by keyboard or touch.
-    `nodeOf(element)`: the message that an element belongs to. `pick(node, i, alternative)`: continue from there. */
-export function startProbe(thread, nodeOf, pick) {
+    `nodeOf(element)`: the message that an element belongs to. `pick(node, i, alternative)`: continue from there.
+    `inside(node, i, signal)`: what the model held there (see inside.js). */
+export function startProbe(thread, nodeOf, pick, inside) {
   const box = $("probe");
   let shown = null; // the token's element
   let under = null; // the token's element that the mouse is over
   let pinned = false;
   let timer = 0;
+  let asked = null; // ends the request of "Look inside"
 
   const close = (refocus = false) => {
     clearTimeout(timer);
     shown?.classList.remove("on");
     if (refocus && shown?.isConnected) shown.focus();
+    asked?.abort();
     shown = null;
     under = null;
     pinned = false;
@@ -70,6 +74,7 @@ export function startProbe(thread, nodeOf, pick) {
     if (!token?.[2]) return;
     clearTimeout(timer);
     shown?.classList.remove("on");
+    asked?.abort();
     shown = span;
     pinned = pin;
     span.classList.add("on");
@@ -106,7 +111,35 @@ export function startProbe(thread, nodeOf, pick) {
         h("span", {}, percent(t[1])),
       );
     });
-    box.replaceChildren(h("p", {}, "Instead of ", shape(text)), h("div.rows", {}, ...rows));
+    const look = h("button.look", { type: "button", onclick: () => lookInside(node, i, token, look) }, "Look inside");
+    box.classList.remove("inside");
+    box.replaceChildren(h("p", {}, "Instead of ", shape(text)), h("div.rows", {}, ...rows), look);
+  };
+
+  const lookInside = async (node, i, token, button) => {
+    const span = shown;
+    const { signal } = (asked = new AbortController());
+    pinned = true;
+    button.disabled = true;
+    button.textContent = "Looking …";
+    let view;
+    try {
+      view = insideView(await inside(node, i, signal));
+    } catch (e) {
+      if (signal.aborted) return;
+      view = [h("p.bad", { role: "alert" }, e.message)];
+    }
+    if (signal.aborted) return;
+    const back = () => {
+      fill(node, i, token);
+      place(span);
+      box.querySelector(".look").focus({ preventScroll: true });
+    };
+    const again = h("button.look", { type: "button", onclick: back }, "Alternatives");
+    box.replaceChildren(h("p", {}, "Before ", shape(token[0])), ...view, again);
+    box.classList.add("inside");
+    place(span);
+    (box.querySelector("input") ?? again).focus({ preventScroll: true });
   };
 
   const place = (span) => {
@@ -156,12 +189,13 @@ export function startProbe(thread, nodeOf, pick) {
   box.addEventListener("keydown", (e) => {
     const all = [...box.querySelectorAll("button:enabled")];
     const i = all.indexOf(document.activeElement);
-    const step = { ArrowDown: 1, ArrowUp: -1 }[e.key];
+    const slides = document.activeElement.matches("input, .context");
+    const step = slides ? 0 : { ArrowDown: 1, ArrowUp: -1 }[e.key];
     if (step) all[(i + step + all.length) % all.length].focus();
     else if (e.key === "Escape") {
       e.stopPropagation();
       close(true);
-    } else if (e.key !== "Tab") return;
+    } else if (e.key !== "Tab" || box.classList.contains("inside")) return;
     else close(true);
     e.preventDefault();
   });
