@@ -8,13 +8,18 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from pyggml import tools
 from pyggml.llm.model import load_model
 
+from ..media_model import MM, WIDE, write_folder
+
 SCRIPTS = ["activation_patching", "attention_picture", "characters", "conv_net", "digits", "endless", "head_ablation"]
-SCRIPTS += ["logit_attribution", "logit_lens", "parallel", "pirate_tales", "sparse_autoencoder", "steering", "unet"]
+SCRIPTS += ["logit_attribution", "logit_lens", "parallel", "picture_attention", "pirate_tales", "sparse_autoencoder"]
+SCRIPTS += ["steering", "unet"]
 FOLDER = Path(tools.__file__).parent / "examples"
 
 
@@ -53,6 +58,18 @@ def test_attention_picture(tiny: Path, tmp_path: Path) -> None:
     assert "4 heads, 7 tokens" in run("attention_picture", tiny, "abc", tmp_path / "a.svg")
     cells = ElementTree.parse(tmp_path / "a.svg").getroot()
     assert len(cells) == 4 * 28 and sum(float(c.get("fill-opacity", 0)) for c in cells) == pytest.approx(28, abs=0.05)
+
+
+@pytest.mark.skipif(not MM.is_dir(), reason=f"shared data folder not found: {MM}")
+@pytest.mark.parametrize(("name", "pic"), [("qwen2-vl", ""), ("llava-clip", "<image>")])
+def test_picture_attention(name: str, pic: str, tmp_path: Path) -> None:
+    specials = {"specials": {500: "<image>"}} if pic else {}
+    folder, out = write_folder(tmp_path / "m", name, pic=pic, **specials), tmp_path / "looks.png"
+    lines = run("picture_attention", folder, WIDE, "hi?", out).splitlines()
+    assert len(lines) == 2 and all(re.fullmatch(r"layer \d: \d+% on .* line [1-4], column [1-8]", x) for x in lines)
+    drawn, shown = Image.open(out), Image.open(WIDE)
+    assert drawn.height == 256 and drawn.width == 2 * round(shown.width * 256 / shown.height)
+    assert 0 < np.asarray(drawn).mean() < np.asarray(shown.convert("RGB")).mean()
 
 
 def test_activation_patching(tiny: Path) -> None:
