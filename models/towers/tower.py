@@ -33,9 +33,9 @@ class Encoded(NamedTuple):
 
 
 class TowerRun(Protocol[H_co]):
-    """Runs a loaded tower. Calling it runs the graph of that size on `inputs` (float32 or int32, NumPy order), and gives
-    the graph's results by name, in NumPy order. `tensor(name)` gives the values of a weight in float32, None for one
-    that the tower lacks."""
+    """Runs a loaded tower. Calling it runs the graph of that size on `inputs` (float32 or int32, NumPy order), and
+    gives the graph's results by name, in NumPy order. `tensor(name)` gives the values of a weight in float32, None for
+    one that the tower lacks."""
 
     @property
     def hparams(self) -> H_co: ...
