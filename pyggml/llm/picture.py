@@ -66,10 +66,11 @@ def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:
     if os.path.isdir(model.path):
         from pyggml.hf.parts import read_object
 
-        for name in _PROCESSOR:
-            config = read_object(Path(model.path) / name)
-            if config:
-                return config
+        config: dict[str, Any] = {}
+        for name in _PROCESSOR:  # the second one says more, and what it says counts
+            config |= read_object(Path(model.path) / name)
+        if config:
+            return config
     return processor_config(tower)
 
 

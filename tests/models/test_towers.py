@@ -356,3 +356,13 @@ def test_damaged_folders(tmp_path: Path) -> None:
     (text / "preprocessor_config.json").write_text('{"image_processor_type": "Nobody"}')
     with gg.load_model(text, repack=False) as model, pytest.raises(MediaError, match="Nobody"):
         model.encode_image(MM / "images" / "wide.png")
+
+
+def test_two_configs_of_a_processor(tmp_path: Path) -> None:
+    """A processor that merges patches may say so in processor_config.json alone, as Mistral 3's."""
+    folder = tmp_path / "m"
+    shutil.copytree(MM / "pixtral", folder)
+    plain = gg.load_model(folder).process_image(np.zeros((20, 75, 3), np.uint8))["image_sizes"]
+    (folder / "processor_config.json").write_text(json.dumps({"patch_size": 16, "spatial_merge_size": 2}))
+    merged = gg.load_model(folder).process_image(np.zeros((20, 75, 3), np.uint8))["image_sizes"]
+    assert plain.tolist() != merged.tolist() and (merged % 32 == 0).all()
