@@ -14,6 +14,7 @@ from pyggml.compute import bound_by, leafs_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.llm.batch import token_ids
+from pyggml.llm.media_prompt import MediaPrompt
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
 from pyggml.sched import Schedule, Scheduler, require_values
@@ -195,19 +196,22 @@ def _graph_of(schedule: Schedule) -> Graph:
 
 
 @hands_on(*keywords_of(Model.new_context))
-def record_model(model: Model, prompt: str | Sequence[int], **options: Unpack[ContextOptions]) -> Run:
-    """Evaluate `prompt` (text, or token ids) in one batch, and record it as `record` does. `options` as for
-    `Model.new_context`.
+def record_model(model: Model, prompt: str | Sequence[int] | MediaPrompt, **options: Unpack[ContextOptions]) -> Run:
+    """Evaluate `prompt` (text, token ids, or one with pictures) in one batch, and record it as `record` does. `options`
+    as for `Model.new_context`.
 
     Raises ModelError for n_batch or n_ubatch, which follow from the prompt, and what decoding raises.
     """
-    ids = model.tokenize(prompt) if isinstance(prompt, str) else [int(i) for i in token_ids(prompt)]
+    if isinstance(prompt, str):
+        prompt = model.tokenize(prompt)
+    ids = [int(i) for i in token_ids(prompt.ids if isinstance(prompt, MediaPrompt) else prompt)]
+    whole = prompt if isinstance(prompt, MediaPrompt) else ids
     n = max(len(ids), 1)
     with model.new_context(n, **{**options, **one_ubatch(n, options)}) as ctx:
 
         def once() -> None:
             ctx.memory.clear()
-            ctx.decode(ids)
+            ctx.decode(whole)
 
         run = _recorded(ctx.scheduler, once)
     run.tokens = tuple([model.vocab.token_to_piece(i, special=True).decode(errors="replace") for i in ids])

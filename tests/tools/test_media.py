@@ -97,3 +97,9 @@ def test_a_session_keeps_its_pictures(folder: Path) -> None:
         with pytest.raises(gg.GGMLError, match="cannot be dropped"):
             list(session.say("hi", [("image", WIDE)]))
         assert not session.messages
+
+
+def test_inspect(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.html"
+    said = run(capsys, "inspect", "-m", folder, "-p", "hi<__media__>?", "--image", WIDE, "-o", out).out
+    assert "nodes" in said and "|vision_start|" in out.read_text() and str(WIDE) in out.read_text()
