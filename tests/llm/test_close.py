@@ -119,6 +119,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "edit": ("l_out-0", abs),
     "embed": (["a"],),
     "embed_image": (["a.png"],),
+    "classify_image": (["a.png"],),
+    "match": (["a.png"], ["a"]),
     "encode_image": ("a.png",),
     "process_image": ("a.png",),
     "picture_features": ("a.png",),
