@@ -42,7 +42,7 @@ def main(path: str, picture: str, question: str = " What is it?", out: str = "lo
     for il, weights in enumerate(looks(gg.load_model(path), picture, question)):
         light = Image.fromarray((weights / weights.max() * 255).astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
         copies.append(shown * (0.2 + 0.8 * np.asarray(light, np.float32)[..., None] / 255))
-        line, column = np.unravel_index(weights.argmax(), weights.shape)
+        line, column = divmod(int(weights.argmax()), weights.shape[1])
         print(f"layer {il}: {weights.sum():.0%} on the picture, most at line {line + 1}, column {column + 1}")
     Image.fromarray(np.concatenate(copies, axis=1).astype(np.uint8)).save(out)
 
