@@ -8,6 +8,7 @@ program once. It prints the median over the rounds of each program's fastest tim
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -159,4 +160,10 @@ def main(python: str, shapes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", help="of an environment with torch and transformers")
+    parser.add_argument("shapes", nargs="*", metavar="shape", help=f"{', '.join(SHAPES)} (default: all)")
+    given = parser.parse_args()
+    if unknown := set(given.shapes) - set(SHAPES):
+        parser.error(f"no shape is called {', '.join(sorted(unknown))}; known are {', '.join(SHAPES)}")
+    main(given.python, given.shapes)
