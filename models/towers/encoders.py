@@ -37,7 +37,7 @@ from ..blocks.vision import (
 from ..hparams import Activation
 from ..metadata import Reader
 from .hparams import VisionHParams, read_mm_act, read_vision
-from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
+from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of, squares_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +120,7 @@ def _encode_any_size(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
 
 def _encode(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
     hp = run.hparams
-    pixels = array_of(arrays, "pixel_values", (1, 3, hp.image_size, hp.image_size))
-    got = run(TowerSize(1, hp.side, hp.side), pixel_values=pixels)
+    got = run(TowerSize(1, hp.side, hp.side), pixel_values=squares_of(arrays, hp, 1))
     return _encoded(got)
 
 

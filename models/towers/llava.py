@@ -36,7 +36,7 @@ from ..hparams import Activation
 from ..metadata import Reader
 from .encoders import one_picture
 from .hparams import VisionHParams, read_mm_act, read_vision
-from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
+from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of, squares_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ def _build(b: TowerBuild[LlavaHParams]) -> None:
 
 def _encode(run: TowerRun[LlavaHParams], arrays: Arrays) -> Encoded:
     hp = run.hparams
-    pixels = array_of(arrays, "pixel_values", (None, 3, hp.image_size, hp.image_size))
+    pixels = squares_of(arrays, hp)
     newline = run.tensor("v.image_newline")
     if newline is None:
         if len(pixels) != 1:
@@ -193,7 +193,7 @@ def _build_paligemma(b: TowerBuild[VisionHParams]) -> None:
 def encode_one(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
     """The features of one picture of the size of training (or of several tiles, one after the other)."""
     hp = run.hparams
-    pixels = array_of(arrays, "pixel_values", (None, 3, hp.image_size, hp.image_size))
+    pixels = squares_of(arrays, hp)
     rows = run(TowerSize(len(pixels), hp.side, hp.side), pixel_values=pixels)["features"]
     return Encoded(Features(rows.reshape(-1, rows.shape[2])))
 

@@ -15,7 +15,7 @@ from pyggml.media import Features
 from ..blocks.tower import TowerBuild, TowerSize
 from ..metadata import Reader
 from ..weights import Weights
-from .hparams import TowerHParams
+from .hparams import TowerHParams, VisionHParams
 
 Array = npt.NDArray[Any]
 Arrays = Mapping[str, Any]  # what a processor gives, by its names
@@ -84,6 +84,13 @@ class Tower(Generic[H]):
             raise
         except GGMLError as e:
             raise ModelError(f"the hyperparameters of {self.names[0]} make no graph: {e}") from e
+
+
+def squares_of(arrays: Arrays, hp: VisionHParams, n: int | None = None) -> Array:
+    """`pixel_values` of `n` pictures or tiles (None: of any number), as many of their pixels as whole patches have:
+    with SigLIP so400m/14-384 these are 378 of 384. Raises ShapeError as `array_of`."""
+    size = hp.side * hp.patch_size
+    return array_of(arrays, "pixel_values", (n, 3, hp.image_size, hp.image_size))[:, :, :size, :size]
 
 
 def array_of(arrays: Arrays, name: str, shape: tuple[int | None, ...], dtype: type = np.float32) -> Array:

@@ -366,3 +366,18 @@ def test_two_configs_of_a_processor(tmp_path: Path) -> None:
     (folder / "processor_config.json").write_text(json.dumps({"patch_size": 16, "spatial_merge_size": 2}))
     merged = gg.load_model(folder).process_image(np.zeros((20, 75, 3), np.uint8))["image_sizes"]
     assert plain.tolist() != merged.tolist() and (merged % 32 == 0).all()
+
+
+@pytest.mark.parametrize("name", ["siglip", "clip", "llava-siglip", "gemma3"])
+def test_a_size_that_is_no_whole_number_of_patches(name: str, tmp_path: Path) -> None:
+    """SigLIP so400m/14-384 sees 378 of the 384 pixels."""
+    folder = tmp_path / "m"
+    shutil.copytree(MM / name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["image_size"] = 70
+    (folder / "config.json").write_text(json.dumps(config))
+    pixels = np.random.default_rng(0).standard_normal((1, 3, 70, 70)).astype(np.float32)
+    larger, plain = (open_tower_of(str(x), None, "vision") for x in (folder, MM / name))
+    assert larger is not None and plain is not None
+    want = plain.encode({"pixel_values": pixels[:, :, :64, :64]}).features.rows
+    np.testing.assert_array_equal(larger.encode({"pixel_values": pixels}).features.rows, want)
