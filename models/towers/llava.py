@@ -10,7 +10,6 @@ paligemma  PaliGemma (arXiv 2407.07726): SigLIP and one product
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 from pyggml import ops as gg
 from pyggml.errors import ShapeError
 from pyggml.media import Features
+from pyggml.media.sizes import best_canvas
 from pyggml.tensor import Tensor
 
 from ..blocks.norm import build_norm
@@ -148,13 +148,7 @@ def best_size(height: int, width: int, sizes: tuple[tuple[int, int], ...]) -> tu
     ShapeError for a picture without pixels, and when there are no sizes."""
     if height < 1 or width < 1:
         raise ShapeError(f"image_sizes is {height}, {width}: no picture")
-    best, shown, wasted = (0, 0), 0, inf
-    for h, w in sizes:
-        scale = min(w / width, h / height)
-        n = min(int(width * scale) * int(height * scale), width * height)
-        waste = h * w - n
-        if n > shown or (n == shown and waste < wasted):
-            best, shown, wasted = (h, w), n, waste
+    best = best_canvas((height, width), sizes)
     if best == (0, 0):
         raise ShapeError("image_grid_pinpoints has no sizes")
     return best

@@ -39,8 +39,8 @@ def error_response(e: HTTPError) -> Response:
     return Json(e.json, e.code, e.headers)
 
 
-async def json_body(request: Request, timeout: float) -> Any:
-    """The body of a request. Raises HTTPError for one that is too long, comes too slowly, or is no JSON."""
+async def body_of(request: Request, timeout: float, most: int) -> bytes:
+    """The body of a request. Raises HTTPError for one that has more than `most` bytes, or comes too slowly."""
     parts, size = list[bytes](), 0
     stream, begun = request.stream(), monotonic()
     while True:
@@ -52,11 +52,17 @@ async def json_body(request: Request, timeout: float) -> Any:
         except asyncio.TimeoutError:
             raise HTTPError(408, f"the request comes too slowly: {size} bytes of its body so far") from None
         size += len(part)
-        if size > limits.REQUEST_BYTES:
-            raise HTTPError(413, f"the request is longer than {limits.REQUEST_BYTES} bytes")
+        if size > most:
+            raise HTTPError(413, f"the request is longer than {most} bytes")
         parts.append(part)
+    return b"".join(parts)
+
+
+async def json_body(request: Request, timeout: float) -> Any:
+    """The body of a request, read as JSON. Raises HTTPError as `body_of`, and for what is no JSON."""
+    body = await body_of(request, timeout, limits.REQUEST_BYTES)
     try:
-        return json.loads(b"".join(parts).decode("utf-8"), parse_constant=_no_number)
+        return json.loads(body.decode("utf-8"), parse_constant=_no_number)
     except UnicodeDecodeError as e:
         raise HTTPError(400, f"the request is not UTF-8: {e.reason} at byte {e.start}") from None
     except RecursionError:

@@ -14,7 +14,7 @@ from pyggml import limits
 from pyggml.llm.transcribe import TEMPERATURES, Segment, Transcriber, Transcription
 
 from .errors import HTTPError, of_request
-from .http import Json, until_gone
+from .http import Json, body_of, until_gone
 from .service import service_of
 
 _SHAPES = ("json", "text", "srt", "verbose_json", "vtt")
@@ -113,20 +113,9 @@ async def _form(request: Request, timeout: float) -> dict[str, bytes]:
     boundary = head.get_param("boundary")
     if head.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
         raise HTTPError(400, "a form (multipart/form-data) with a file is wanted")
-    parts, size, stream = list[bytes](), 0, request.stream()
-    while True:
-        try:
-            part = await asyncio.wait_for(anext(stream), timeout)
-        except StopAsyncIteration:
-            break
-        except asyncio.TimeoutError:
-            raise HTTPError(408, f"no part of the request came for {timeout:g} seconds") from None
-        size += len(part)
-        if size > limits.MEDIA_BYTES:
-            raise HTTPError(413, f"the request is longer than {limits.MEDIA_BYTES} bytes")
-        parts.append(part)
+    body = await body_of(request, timeout, limits.MEDIA_BYTES)
     fields: dict[str, bytes] = {}
-    for piece in (b"\r\n" + b"".join(parts)).split(b"\r\n--" + boundary.encode("latin-1", "replace"))[1:-1]:
+    for piece in (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))[1:-1]:
         told, _, data = piece.partition(b"\r\n\r\n")
         for line in told.split(b"\r\n"):
             about = Message()
