@@ -11,6 +11,8 @@
 void pg_cpu_pause(void) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb"); // yield does nothing on most of them
 #else
   __asm__ volatile("" ::: "memory");
 #endif

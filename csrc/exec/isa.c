@@ -15,6 +15,10 @@ LEVEL(avx2)
 LEVEL(avx512)
 LEVEL(avx512vnni)
 LEVEL(amx)
+#elif defined(__aarch64__)
+LEVEL(neon)
+LEVEL(dotprod)
+LEVEL(i8mm)
 #endif
 #undef LEVEL
 
@@ -108,6 +112,27 @@ static int cpu_has_amx(void) {
   pthread_once(&once, try_tiles);
   return tiles;
 }
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+static int cpu_has_dotprod(void) {
+  enum { ASIMDDP = 1 << 20 };
+  return (getauxval(AT_HWCAP) & ASIMDDP) != 0;
+}
+static int cpu_has_i8mm(void) {
+  enum { I8MM = 1 << 13 };
+  return cpu_has_dotprod() && (getauxval(AT_HWCAP2) & I8MM) != 0;
+}
+#else
+#include <sys/sysctl.h>
+static int cpu_has(const char *feature) {
+  int has = 0;
+  size_t n = sizeof has;
+  return !sysctlbyname(feature, &has, &n, NULL, 0) && has;
+}
+static int cpu_has_dotprod(void) { return cpu_has("hw.optional.arm.FEAT_DotProd"); }
+static int cpu_has_i8mm(void) { return cpu_has_dotprod() && cpu_has("hw.optional.arm.FEAT_I8MM"); }
+#endif
 #endif
 
 static const struct {
@@ -122,6 +147,10 @@ static const struct {
     {"avx512", cpu_has_avx512, pg_table__avx512, &pg_table_size__avx512},
     {"avx512vnni", cpu_has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
     {"amx", cpu_has_amx, pg_table__amx, &pg_table_size__amx},
+#elif defined(__aarch64__)
+    {"neon", isa_always, pg_table__neon, &pg_table_size__neon},
+    {"dotprod", cpu_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
+    {"i8mm", cpu_has_i8mm, pg_table__i8mm, &pg_table_size__i8mm},
 #endif
 };
 

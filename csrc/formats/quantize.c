@@ -11,6 +11,8 @@ LEVEL(generic)
 #if defined(__x86_64__)
 LEVEL(avx2)
 LEVEL(avx512)
+#elif defined(__aarch64__)
+LEVEL(neon)
 #endif
 #undef LEVEL
 
@@ -23,6 +25,8 @@ static const struct {
 #if defined(__x86_64__)
     {pg_to_f32__avx2, pg_from_f32_weighted__avx2},
     {pg_to_f32__avx512, pg_from_f32_weighted__avx512},
+#elif defined(__aarch64__)
+    {pg_to_f32__neon, pg_from_f32_weighted__neon},
 #endif
 };
 

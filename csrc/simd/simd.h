@@ -246,36 +246,35 @@ PG_INLINE void vf_turn(vf *x) {
   }
 }
 
-#else // portable: gcc's and clang's vector extension
+#else // four lanes: gcc's and clang's vector extension, and NEON where it has more
 #include <math.h>
 #define VF_N 4
+#if defined(PG_ISA_neon)
+#include <arm_neon.h>
+typedef float32x4_t vf;
+#else
 typedef float vf __attribute__((vector_size(16)));
+#endif
 typedef int32_t vbits __attribute__((vector_size(16)));
 static inline float pg_f16_to_f32(uint16_t h);
 static inline uint16_t pg_f32_to_f16(float x);
-PG_INLINE vf vf_load(const float *p) {
-  vf a;
-  memcpy(&a, p, sizeof a);
-  return a;
-}
-PG_INLINE void vf_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
-PG_INLINE void vf_stream(float *p, vf a) { vf_store(p, a); }
-PG_INLINE void vf_stream_end(void) {}
-PG_INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
+#if defined(PG_ISA_neon)
+PG_INLINE vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
+PG_INLINE vf vf_fma1(vf a, vf b, vf c) { return vf_fma(a, b, c); }
+PG_INLINE vf vf_load_f16(const void *p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+PG_INLINE void vf_store_f16(void *p, vf a) { vst1_u8(p, vreinterpret_u8_f16(vcvt_f16_f32(a))); }
+PG_INLINE vf vf_round(vf a) { return vrndnq_f32(a); }
+PG_INLINE vf vf_floor(vf a) { return vrndmq_f32(a); }
+PG_INLINE vf vf_ceil(vf a) { return vrndpq_f32(a); }
+PG_INLINE vf vf_trunc(vf a) { return vrndq_f32(a); }
+PG_INLINE vf vf_sqrt(vf a) { return vsqrtq_f32(a); }
+#else
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) {
   typedef double vd __attribute__((vector_size(32)));
 #define D(x) __builtin_convertvector(x, vd)
   return __builtin_convertvector(D(a) * D(b) + D(c), vf);
 #undef D
-}
-PG_INLINE vf vf_pick(vbits m, vf x, vf y);
-PG_INLINE vf vf_max(vf a, vf b) { return vf_pick(a > b, a, b); }
-PG_INLINE vf vf_min(vf a, vf b) { return vf_pick(a < b, a, b); }
-PG_INLINE float vf_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
-PG_INLINE float vf_hmax(vf a) {
-  const vf b = vf_max(a, (vf){a[2], a[3], a[0], a[1]});
-  return b[0] > b[1] ? b[0] : b[1];
 }
 PG_INLINE vf vf_load_f16(const void *p) { // the exponent is rebased by an exact product, which also scales subnormals
   uint16_t h[4];
@@ -287,22 +286,40 @@ PG_INLINE void vf_store_f16(void *p, vf a) {
   const uint16_t h[4] = {pg_f32_to_f16(a[0]), pg_f32_to_f16(a[1]), pg_f32_to_f16(a[2]), pg_f32_to_f16(a[3])};
   memcpy(p, h, sizeof h);
 }
+PG_INLINE vf vf_round(vf a) { return (vf){rintf(a[0]), rintf(a[1]), rintf(a[2]), rintf(a[3])}; }
+PG_INLINE vf vf_floor(vf a) { return (vf){floorf(a[0]), floorf(a[1]), floorf(a[2]), floorf(a[3])}; }
+PG_INLINE vf vf_ceil(vf a) { return (vf){ceilf(a[0]), ceilf(a[1]), ceilf(a[2]), ceilf(a[3])}; }
+PG_INLINE vf vf_trunc(vf a) { return (vf){truncf(a[0]), truncf(a[1]), truncf(a[2]), truncf(a[3])}; }
+PG_INLINE vf vf_sqrt(vf a) { return (vf){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
+#endif
+PG_INLINE vf vf_load(const float *p) {
+  vf a;
+  memcpy(&a, p, sizeof a);
+  return a;
+}
+PG_INLINE void vf_store(float *p, vf a) { memcpy(p, &a, sizeof a); }
+PG_INLINE void vf_stream(float *p, vf a) { vf_store(p, a); }
+PG_INLINE void vf_stream_end(void) {}
+PG_INLINE vf vf_set1(float x) { return (vf){x, x, x, x}; }
+PG_INLINE vf vf_pick(vbits m, vf x, vf y);
+PG_INLINE vf vf_max(vf a, vf b) { return vf_pick(a > b, a, b); }
+PG_INLINE vf vf_min(vf a, vf b) { return vf_pick(a < b, a, b); }
+PG_INLINE float vf_sum(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+PG_INLINE float vf_hmax(vf a) {
+  const vf b = vf_max(a, (vf){a[2], a[3], a[0], a[1]});
+  return b[0] > b[1] ? b[0] : b[1];
+}
+PG_INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
 PG_INLINE vf vf_load_bf16(const void *p) {
   uint16_t h[4];
   memcpy(h, p, sizeof h);
   return (vf)((vbits){h[0], h[1], h[2], h[3]} << 16);
 }
-PG_INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
-PG_INLINE vf vf_round(vf a) { return (vf){rintf(a[0]), rintf(a[1]), rintf(a[2]), rintf(a[3])}; }
-PG_INLINE vf vf_floor(vf a) { return (vf){floorf(a[0]), floorf(a[1]), floorf(a[2]), floorf(a[3])}; }
-PG_INLINE vf vf_ceil(vf a) { return (vf){ceilf(a[0]), ceilf(a[1]), ceilf(a[2]), ceilf(a[3])}; }
-PG_INLINE vf vf_trunc(vf a) { return (vf){truncf(a[0]), truncf(a[1]), truncf(a[2]), truncf(a[3])}; }
 PG_INLINE vf vf_scale2(vf a, vf n) { // in two halves, so that 2^n itself cannot overflow
   const vbits e = __builtin_convertvector(n, vbits), h = e >> 1;
   return a * (vf)((h + 127) << 23) * (vf)((e - h + 127) << 23);
 }
 PG_INLINE vf vf_scale2_normal(vf a, vf n) { return a * (vf)((__builtin_convertvector(n, vbits) + 127) << 23); }
-PG_INLINE vf vf_sqrt(vf a) { return (vf){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
 PG_INLINE vf vf_abs(vf a) { return (vf)((vbits)a & 0x7fffffff); }
 PG_INLINE vf vf_swap_pairs(vf a) { return (vf){a[1], a[0], a[3], a[2]}; }
 PG_INLINE vf vf_if_lt(vf a, vf b, vf x, vf y) { return vf_pick(a < b, x, y); }

@@ -14,10 +14,10 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   const r16_fetch f = w->next;
   fetching at = fetching_of(&f);
   const int width = (nt + 3) / 4 * 4;
-  vi sum[NT][2];
-  UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
+  vi sum[NT][TILE_VECTORS];
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) sum[j][i] = vi_zero();
   for (int64_t i = 0; i < pairs; i += 2, x += 4 * width) dot_two_pairs(nt, sum, w->ints + i, x, width, &f, &at);
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
     const vf step = vf_mul(vf_load(w->steps + i * VF_N), vf_set1(steps[j]));
     vf_store(t.to + j * t.ld + i * VF_N, vf_fma(vf_of_vi(sum[j][i]), step, vf_load(t.before[j] + i * VF_N)));
   }

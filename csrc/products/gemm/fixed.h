@@ -18,8 +18,9 @@ enum {
   PAIRS = KC / 2,
   R16_NORM = 46000,         // leaves room for rounding: 46000 + sqrt(KC) is below sqrt(2^31)
   R16_MAX = 32766,          // of one integer, before rounding
-  NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows, as many sums as fit the registers
-  TILE_ROWS = 2 * VF_N,
+  NT = VF_N == 16 ? 14 : 4, // columns of a tile: with its registers of rows, as many sums as fit the registers
+  TILE_ROWS = VF_N == 16 ? 32 : 16,
+  TILE_VECTORS = TILE_ROWS / VF_N,
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
   TILE_GROUPS = TILE_ROWS / R16_ROWS,

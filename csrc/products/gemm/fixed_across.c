@@ -7,9 +7,12 @@
 #include "products/r16/stored.h"
 #include "simd/lanes.h"
 
-// The level above avx512 has no converters of its own.
+// The levels above avx512 and neon have no converters of their own.
 #if VF_N == 16
 #define TO_F32 PG_CAT(to_f32, __, avx512)
+pg_to_f32 TO_F32(int64_t type);
+#elif VF_N == 4
+#define TO_F32 PG_CAT(to_f32, __, neon)
 pg_to_f32 TO_F32(int64_t type);
 #else
 #define TO_F32 PG_FN(to_f32)
@@ -24,7 +27,7 @@ PG_INLINE vi pair_of(vf a, vf b) { // both rounded to 16 bits
                          _mm512_and_si512(_mm512_cvtps_epi32(a), _mm512_set1_epi32(0xffff)));
 }
 PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
-#else
+#elif VF_N == 8
 PG_INLINE vf byte_of(vi q, int i) {
   return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(q, 8 * i), _mm256_set1_epi32(255)));
 }
@@ -33,6 +36,12 @@ PG_INLINE vi pair_of(vf a, vf b) {
                          _mm256_and_si256(_mm256_cvtps_epi32(a), _mm256_set1_epi32(0xffff)));
 }
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
+#else
+PG_INLINE vf byte_of(vi q, int i) { return vcvtq_f32_u32((uint32x4_t)q >> 8 * i & 255); }
+PG_INLINE vi pair_of(vf a, vf b) {
+  return (vi)((vcvtnq_s32_f32(b) << 16) | (vcvtnq_s32_f32(a) & 0xffff));
+}
+PG_INLINE void store(int16_t *p, vi a) { vst1q_s16(p, (int16x8_t)a); }
 #endif
 
 // n units of a group of 16 repacked rows, as f32; rows lie R16_ROW apart.

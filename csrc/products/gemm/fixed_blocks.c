@@ -22,41 +22,42 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   const r16_fetch f = w->next;
   fetching at = fetching_of(&f);
   const int width = (nt + 3) / 4 * 4;
-  _Alignas(64) float room[NT][2][VF_N];
-  float(*acc)[2][VF_N] = room;
+  _Alignas(64) float room[NT][TILE_VECTORS][VF_N];
+  float(*acc)[TILE_VECTORS][VF_N] = room;
   __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], vf_zero());
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) vf_store(acc[j][i], vf_zero());
   const int16_t(*ints)[TILE_ROWS][2] = w->ints;
   const float(*shift)[TILE_ROWS] = w->shifts;
   const float *x_sums = x.sums[w->shift_elements == R16_UNIT];
   for (int64_t e = 0; e < w->n_sums; e++) {
     if (w->n_shifts) {
-      vf v[NT][2];
-      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] = vf_load(acc[j][i]);
+      vf v[NT][TILE_VECTORS];
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[j][i] = vf_load(acc[j][i]);
       for (int64_t n = 0; n < w->n_shifts; n++, shift++, x_sums += R16_WIDTH) {
-        const vf w0 = vf_load(shift[0]), w1 = vf_load(shift[0] + VF_N);
+        vf of[TILE_VECTORS];
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) of[i] = vf_load(shift[0] + i * VF_N);
         UNROLL for (int j = 0; j < nt; j++) {
           const vf b = vf_set1(x_sums[j]);
-          v[j][0] = vf_fma(w0, b, v[j][0]);
-          v[j][1] = vf_fma(w1, b, v[j][1]);
+          UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[j][i] = vf_fma(of[i], b, v[j][i]);
         }
       }
-      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], v[j][i]);
+      UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) vf_store(acc[j][i], v[j][i]);
     }
     IN_ORDER;
-    vi sum[NT][2];
-    UNROLL for (int j = 0; j < nt; j++) sum[j][0] = sum[j][1] = vi_zero();
+    vi sum[NT][TILE_VECTORS];
+    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) sum[j][i] = vi_zero();
     for (int64_t i = 0; i < w->pairs; i += 2, ints += 2, x.ints += 4 * width)
       dot_two_pairs(nt, sum, ints, x.ints, width, &f, &at);
     IN_ORDER;
-    const vf s0 = vf_load(w->scales[e]), s1 = vf_load(w->scales[e] + VF_N);
+    vf scale[TILE_VECTORS];
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) scale[i] = vf_load(w->scales[e] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
-      vf_store(acc[j][0], vf_fma(vf_of_vi(sum[j][0]), s0, vf_load(acc[j][0])));
-      vf_store(acc[j][1], vf_fma(vf_of_vi(sum[j][1]), s1, vf_load(acc[j][1])));
+      UNROLL for (int i = 0; i < TILE_VECTORS; i++)
+          vf_store(acc[j][i], vf_fma(vf_of_vi(sum[j][i]), scale[i], vf_load(acc[j][i])));
       IN_ORDER;
     }
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) vf_store(
       t.to + j * t.ld + i * VF_N, vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t.before[j] + i * VF_N)));
 }
 
@@ -81,12 +82,16 @@ void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, co
 }
 
 // The sum of 16 integers.
+#if VF_N == 4
+PG_INLINE int32_t sum_of_16(const int16_t *q) { return vaddlvq_s16(vld1q_s16(q)) + vaddlvq_s16(vld1q_s16(q + 8)); }
+#else
 PG_INLINE int32_t sum_of_16(const int16_t *q) {
   const __m256i s = _mm256_madd_epi16(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi16(1));
   __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
   t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
 }
+#endif
 
 void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share share) {
   const r16_quad g = r16_quad_of(c, p, share);

@@ -5,7 +5,8 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-#if VF_N == 16
+#if VF_N == 4
+#elif VF_N == 16
 PG_INLINE vi pair(const int16_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
@@ -28,7 +29,7 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256
 #endif
 
 // Keep sums in their registers and additions in their order: gcc's own order does not fit the registers.
-#if defined(PG_EMULATE)
+#if defined(PG_EMULATE) || VF_N == 4
 #define STAYS(sum)
 #else
 #define STAYS(sum) __asm__("" : "+v"(sum))
@@ -44,7 +45,7 @@ PG_INLINE fetching fetching_of(const r16_fetch *f) { return (fetching){f->at, f-
 
 // sum[j] += two pairs of a panel's rows times two pairs of nt columns, which are `width` apart. Two pairs share the
 // instructions that do not multiply: those that prefetch.
-PG_INLINE void dot_two_pairs(int nt, vi (*sum)[2], const int16_t (*w)[TILE_ROWS][2], const int16_t *x, int width,
+PG_INLINE void dot_two_pairs(int nt, vi (*sum)[TILE_VECTORS], const int16_t (*w)[TILE_ROWS][2], const int16_t *x, int width,
                              const r16_fetch *f, fetching *at) {
   __builtin_prefetch(at->next);
   __builtin_prefetch(at->next + f->step);
@@ -54,6 +55,25 @@ PG_INLINE void dot_two_pairs(int nt, vi (*sum)[2], const int16_t (*w)[TILE_ROWS]
     at->left = f->run;
   }
   UNROLL for (int64_t e = 0; e < 2; e++, x += 2 * width) {
+#if VF_N == 4
+    int16x8_t first[2], second[2]; // the elements of a pair, of eight rows
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int16x8x2_t rows = vld2q_s16(w[e][8 * i]);
+      first[i] = rows.val[0];
+      second[i] = rows.val[1];
+    }
+    UNROLL for (int j = 0; j < nt; j++) {
+      int32_t both;
+      memcpy(&both, x + 2 * j, sizeof both);
+      const int16x4_t b = (int16x4_t)vdup_n_s32(both);
+      UNROLL for (int i = 0; i < 2; i++) {
+        int32x4_t low = (int32x4_t)sum[j][2 * i], high = (int32x4_t)sum[j][2 * i + 1];
+        low = vmlal_lane_s16(vmlal_lane_s16(low, vget_low_s16(first[i]), b, 0), vget_low_s16(second[i]), b, 1);
+        high = vmlal_high_lane_s16(vmlal_high_lane_s16(high, first[i], b, 0), second[i], b, 1);
+        sum[j][2 * i] = (vi)low, sum[j][2 * i + 1] = (vi)high;
+      }
+    }
+#else
     const vi w0 = vi_load(w[e][0]), w1 = vi_load(w[e][VF_N]);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = pair(x + 2 * j);
@@ -62,6 +82,7 @@ PG_INLINE void dot_two_pairs(int nt, vi (*sum)[2], const int16_t (*w)[TILE_ROWS]
       sum[j][1] = dot_pairs(sum[j][1], w1, b);
       STAYS(sum[j][1]);
     }
+#endif
   }
 }
 

@@ -6,8 +6,10 @@ enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N };
 
 #if VF_N == 16
 PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
-#else
+#elif VF_N == 8
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
+#else
+PG_INLINE void store(int16_t *p, vi a) { vst1q_s16(p, (int16x8_t)a); }
 #endif
 
 // n units of a group, for the VF_N rows of a part. `to` is the part's place in the panel, `row` its first row there.

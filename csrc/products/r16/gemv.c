@@ -111,16 +111,16 @@ R16_FORMATS(X)
 static const group_fn *const groups_of[] = {R16_FORMATS(X)};
 #undef X
 
-// Columns of a product, and the places of their results.
+// Some columns of a product, and the places of their results.
 typedef struct columns {
   int64_t n;
   const r16_x *x[NC];
   float *y[NC];
 } columns;
 
-// The columns from `first` on that one pass multiplies: passes have similar numbers of columns.
-static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
-  const int64_t left = p->n_cols - first, passes = (left + NC - 1) / NC;
+// The columns from `first` on that one pass multiplies, before `last`: passes have similar numbers of columns.
+static columns columns_of(const r16_product *p, const r16_x *x, int64_t first, int64_t last) {
+  const int64_t left = last - first, passes = (left + NC - 1) / NC;
   columns s = {.n = (left + passes - 1) / passes};
   for (int64_t j = 0; j < s.n; j++) {
     int64_t b_col;
@@ -130,12 +130,12 @@ static columns columns_of(const r16_product *p, const r16_x *x, int64_t first) {
   return s;
 }
 
-// Group g of 16 rows times all columns. From the second pass on, the group comes from a cache.
-static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
+// Group g of 16 rows times columns. From the second pass on, the group comes from a cache.
+static void group_of(const r16_product *p, const r16_x *x, int64_t g, pg_range cols) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   const uint8_t *w = r16_group_at(p, g, 0, p->k, NULL);
-  for (int64_t c = 0, nc; c < p->n_cols; c += nc) {
-    const columns s = columns_of(p, x, c);
+  for (int64_t c = cols.first, nc; c < cols.last; c += nc) {
+    const columns s = columns_of(p, x, c, cols.last);
     nc = s.n;
     float *to[NC], products[NC][R16_ROWS];
     const int in_place = rows == R16_ROWS && r16_is_plain(p);
@@ -147,12 +147,13 @@ static void group_of(const r16_product *p, const r16_x *x, int64_t g) {
 
 // The same for rows as they are stored, with the same bits. For few columns, codes go from registers into products; for
 // more columns, a strip is repacked once for all.
-static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
+static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g, pg_range cols) {
   const int64_t row = g * R16_ROWS, rows = PG_MIN(R16_ROWS, p->m - row);
   _Alignas(64) uint8_t own[STRIP / R16_UNIT * R16_UNIT_MAX];
   float products[R16_GEMV_MAX][R16_ROWS];
-  if (p->n_cols <= r16_taken(p->f) && rows == R16_ROWS) {
-    const columns s = columns_of(p, x, 0);
+  const int64_t n_cols = cols.last - cols.first;
+  if (n_cols <= r16_taken(p->f) && rows == R16_ROWS) {
+    const columns s = columns_of(p, x, cols.first, cols.last);
     float *to[NC];
     for (int64_t j = 0; j < s.n; j++) to[j] = products[j];
     PG_FN(r16_multiply_stored)(p, g, (int)s.n, s.x, to);
@@ -160,8 +161,8 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
     for (int64_t k = 0, n; k < p->k; k += n) {
       n = PG_MIN(STRIP, p->k - k);
       const uint8_t *w = r16_group_at(p, g, k, n, own);
-      for (int64_t c = 0, nc; c < p->n_cols; c += nc) {
-        columns s = columns_of(p, x, c);
+      for (int64_t c = 0, nc; c < n_cols; c += nc) {
+        columns s = columns_of(p, x, cols.first + c, cols.last);
         nc = s.n;
         float *to[NC];
         for (int64_t j = 0; j < s.n; j++) {
@@ -172,10 +173,10 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g) {
       }
     }
   }
-  for (int64_t c = 0; c < p->n_cols; c++) {
+  for (int64_t c = 0; c < n_cols; c++) {
     int64_t b_col;
-    float *y = r16_result(p, c, &b_col);
-    r16_put(p, y, products[c], r16_other(p, c), row, rows);
+    float *y = r16_result(p, cols.first + c, &b_col);
+    r16_put(p, y, products[c], r16_other(p, cols.first + c), row, rows);
   }
 }
 
@@ -183,7 +184,10 @@ void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q
   const pg_deal d = pg_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
   for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
     const pg_range r = pg_chunk_of(&d, i);
-    for (int j = 0; j < n_p; j++) // one product after the other: memory is slower when two streams take turns
-      for (int64_t g = r.first; g < r.last; g++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g);
+    for (int64_t c = 0; c < p->n_cols; c += R16_GEMV_MAX) { // a chunk's rows stay in a cache until all have met them
+      const pg_range cols = {c, PG_MIN(c + R16_GEMV_MAX, p->n_cols)};
+      for (int j = 0; j < n_p; j++) // one product after the other: memory is slower when two streams take turns
+        for (int64_t g = r.first; g < r.last; g++) (p->row_bytes ? stored_group_of : group_of)(p + j, x, g, cols);
+    }
   }
 }

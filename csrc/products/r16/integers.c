@@ -13,7 +13,7 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   _mm_storeu_si128((__m128i *)(x->lo + half * 16), _mm512_cvtepi32_epi8(lo));
   return _mm512_reduce_add_epi32(q);
 }
-#else
+#elif VF_N == 8
 PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   const __m256i a = _mm256_cvtps_epi32(vf_mul(vf_load(v), inv)), b = _mm256_cvtps_epi32(vf_mul(vf_load(v + 8), inv));
   const __m256i q = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
@@ -29,6 +29,22 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
   t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
+#else
+PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
+  int32x4_t sum = vdupq_n_s32(0);
+  int16x4_t q[4];
+  for (int i = 0; i < 4; i++) {
+    const int32x4_t wide = vcvtnq_s32_f32(vf_mul(vf_load(v + 4 * i), inv));
+    sum += wide;
+    q[i] = vmovn_s32(wide);
+  }
+  for (int i = 0; i < 2; i++) {
+    const int16x8_t both = vcombine_s16(q[2 * i], q[2 * i + 1]), hi = (both + 128) >> 8;
+    vst1_s8(x->hi + half * 16 + 8 * i, vmovn_s16(hi));
+    vst1_s8(x->lo + half * 16 + 8 * i, vmovn_s16(both - (hi << 8)));
+  }
+  return vaddvq_s32(sum);
 }
 #endif
 

@@ -6,7 +6,7 @@
 
 struct r16_x {
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
-#if !defined(__AVX512VNNI__)
+#if VF_N == 8
   int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
 #endif
   float d;         // the step of the run

@@ -6,12 +6,11 @@
 #include "products/r16/r16.h"
 #include "simd/vmath.h"
 
-// The borders of this level (borders.h); and the most columns that gemv.c takes at any level.
+// The borders of this level (borders.h); and how many columns gemv.c multiplies before it takes the next ones.
 #define R16_BORDER(name) ((int)PG_CAT(name, _, PG_ISA))
 enum { R16_GEMV_MAX = 64 };
-_Static_assert(R16_BORDER(FEW_SLOW) <= R16_BORDER(FEW) && R16_BORDER(FEW_SLOW_AMD) <= R16_BORDER(FEW_AMD) &&
-                   PG_MAX(R16_BORDER(FEW), R16_BORDER(FEW_AMD)) <= (int)R16_GEMV_MAX,
-               "beyond the scratch of gemv.c");
+_Static_assert(R16_BORDER(FEW_SLOW) <= R16_BORDER(FEW) && R16_BORDER(FEW_SLOW_AMD) <= R16_BORDER(FEW_AMD),
+               "the work of mul_mat_r16.c");
 PG_INLINE int r16_unpacks_slowly(r16_format f) { return f.codes > R16_NIBBLES || f.table; }
 PG_INLINE int r16_few(int slow) {
   if (pg_cpu_is_amd) return slow ? R16_BORDER(FEW_SLOW_AMD) : R16_BORDER(FEW_AMD);

@@ -8,10 +8,11 @@
 #define UNROLL _Pragma("GCC unroll 16")
 
 typedef uint8_t row_bytes __attribute__((vector_size(4 * VF_N)));
+typedef uint8_t four_rows __attribute__((vector_size(16)));
 
 #if VF_N == 16
 #define OF(name) _mm512_##name
-#else
+#elif VF_N == 8
 #define OF(name) _mm256_##name
 #endif
 
@@ -32,12 +33,27 @@ PG_INLINE source source_of(const uint8_t *first, int64_t stride) {
   return b;
 }
 
-PG_INLINE __m128i load_row(const source *b, int r, int at) {
+PG_INLINE const void *row_at(const source *b, int r, int at) {
   const uint8_t *p = b->fourth[r / 4] + at;
-  return _mm_loadu_si128((const __m128i *)(r % 4 == 3 ? p + b->three : p + r % 4 * b->one));
+  return r % 4 == 3 ? p + b->three : p + r % 4 * b->one;
 }
 
+
 // Load four dwords of each row from byte `at` on.
+#if VF_N == 4
+PG_INLINE void load_4(rows *q, const source *b, int at) {
+  rows a[4];
+  UNROLL for (int i = 0; i < 4; i++) memcpy(a + i, row_at(b, i, at), sizeof *a);
+  const rows x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
+  const rows z = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7), w = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
+  q[0] = __builtin_shufflevector(x, y, 0, 1, 4, 5), q[1] = __builtin_shufflevector(x, y, 2, 3, 6, 7);
+  q[2] = __builtin_shufflevector(z, w, 0, 1, 4, 5), q[3] = __builtin_shufflevector(z, w, 2, 3, 6, 7);
+}
+#else
+PG_INLINE __m128i load_row(const source *b, int r, int at) {
+  return _mm_loadu_si128((const __m128i *)row_at(b, r, at));
+}
+
 PG_INLINE void load_4(rows *q, const source *b, int at) {
   vi a[4];
 #if VF_N == 16
@@ -56,6 +72,7 @@ PG_INLINE void load_4(rows *q, const source *b, int at) {
   q[0] = (rows)OF(unpacklo_epi64)(x, y), q[1] = (rows)OF(unpackhi_epi64)(x, y);
   q[2] = (rows)OF(unpacklo_epi64)(z, w), q[3] = (rows)OF(unpackhi_epi64)(z, w);
 }
+#endif
 PG_INLINE void load_8(rows *q, const source *b, int at) {
   load_4(q, b, at);
   load_4(q + 4, b, at + 16);
@@ -81,12 +98,13 @@ PG_INLINE rows bits(rows a, int from, int n, int to) {
 // `value` in each byte of quartet p whose bit of h, which has one for each element, is set.
 PG_INLINE rows where_set(rows h, int p, uint32_t value) {
   const int i = p / 2;
-  const __m128i byte =
-      _mm_setr_epi8(i, i, i, i, 4 + i, 4 + i, 4 + i, 4 + i, 8 + i, 8 + i, 8 + i, 8 + i, 12 + i, 12 + i, 12 + i, 12 + i);
-#if VF_N == 16
-  const rows v = (rows)_mm512_shuffle_epi8((vi)h, _mm512_broadcast_i32x4(byte));
+  const four_rows byte = {i, i, i, i, 4 + i, 4 + i, 4 + i, 4 + i, 8 + i, 8 + i, 8 + i, 8 + i, 12 + i, 12 + i, 12 + i, 12 + i};
+#if VF_N == 4
+  const rows v = (rows)vqtbl1q_u8((vi)h, byte);
+#elif VF_N == 16
+  const rows v = (rows)_mm512_shuffle_epi8((vi)h, _mm512_broadcast_i32x4((__m128i)byte));
 #else
-  const rows v = (rows)_mm256_shuffle_epi8((vi)h, _mm256_broadcastsi128_si256(byte));
+  const rows v = (rows)_mm256_shuffle_epi8((vi)h, _mm256_broadcastsi128_si256((__m128i)byte));
 #endif
   const row_bytes one = (row_bytes)((rows){0} + (0x08040201u << p % 2 * 4));
   return (rows)(((row_bytes)v & one) == one) & BYTES(value);
@@ -110,6 +128,17 @@ PG_INLINE rows even_signs_4(rows w) {
 // Four bytes each of the points of a grid, from byte `at` on; a point has `size`, a constant.
 #if VF_N == 16
 #define POINTS(grid, size, index, at) ((rows)_mm512_i32gather_epi32((vi)(index), (const int8_t *)(grid) + (at), size))
+#elif VF_N == 4
+PG_INLINE rows points_of(const void *grid, int size, rows index) {
+  rows v;
+  UNROLL for (int i = 0; i < 4; i++) {
+    uint32_t point;
+    memcpy(&point, (const char *)grid + (int64_t)index[i] * size, sizeof point);
+    v[i] = point;
+  }
+  return v;
+}
+#define POINTS(grid, size, index, at) points_of((const int8_t *)(grid) + (at), size, index)
 #else
 #define POINTS(grid, size, index, at)                                                                                  \
   ((rows)_mm256_i32gather_epi32((const int *)((const int8_t *)(grid) + (at)), (vi)(index), size))
@@ -117,7 +146,9 @@ PG_INLINE rows even_signs_4(rows w) {
 
 // Store bytes 0 .. 3 of each row to four places.
 PG_INLINE void put_4_scales(uint8_t *const to[4], rows v) {
-#if VF_N == 16
+#if VF_N == 4
+  v = (rows)vqtbl1q_u8((vi)v, (vi){0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15});
+#elif VF_N == 16
   const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)),
                 order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   const __m512i by_lane = _mm512_shuffle_epi8((__m512i)v, bytes); // each byte of four rows in one dword

@@ -1,5 +1,5 @@
 // Codes in registers: vi has VF_N lanes of 4 bytes, one lane per row. With 512 bits that is a whole line, with 256 half
-// of one.
+// of one, with NEON a quarter.
 #pragma once
 #include "formats/block_lut.h"
 #include "products/r16/r16.h"
@@ -26,7 +26,7 @@ PG_INLINE vi vi_lookup(const int8_t *values, vi q) { // 128 + values[q]
 PG_INLINE vf vf_load_e4m3(const uint8_t *p) { // R16_E4M3
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)), 7));
 }
-#else
+#elif VF_N == 8
 typedef __m256i vi;
 PG_INLINE vi vi_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 PG_INLINE vi vi_set1_i8(int x) { return _mm256_set1_epi8((char)x); }
@@ -41,6 +41,21 @@ PG_INLINE vi vi_lookup(const int8_t *values, vi q) {
 PG_INLINE vf vf_load_e4m3(const uint8_t *p) {
   return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)p)), 7));
 }
+#else
+typedef uint8x16_t vi;
+PG_INLINE vi vi_load(const void *p) { return vld1q_u8(p); }
+PG_INLINE vi vi_set1_i8(int x) { return vdupq_n_u8((uint8_t)x); }
+PG_INLINE vi vi_and(vi a, vi b) { return a & b; }
+PG_INLINE vi vi_or_masked(vi a, vi b, vi mask) { return a | (b & mask); }
+PG_INLINE vi vi_shl(vi a, int n) { return (vi)((uint16x8_t)a << n); }
+PG_INLINE vi vi_shr(vi a, int n) { return (vi)((uint16x8_t)a >> n); }
+PG_INLINE vi vi_lookup(const int8_t *values, vi q) { return vqtbl1q_u8((vi)vld1q_s8(values) ^ vi_set1_i8(0x80), q); }
+PG_INLINE uint16x4_t vi_bytes(const uint8_t *p) { // four of them
+  uint32_t x;
+  memcpy(&x, p, sizeof x);
+  return vget_low_u16(vmovl_u8(vcreate_u8(x)));
+}
+PG_INLINE vf vf_load_e4m3(const uint8_t *p) { return vcvt_f32_f16((float16x4_t)(vi_bytes(p) << 7)); }
 #endif
 
 typedef uint32_t rows __attribute__((vector_size(4 * VF_N))); // the same lanes in arithmetic
@@ -60,9 +75,12 @@ PG_INLINE vf vf_of_vi(vi a) { return __builtin_convertvector((signed_rows)a, vf)
 #if VF_N == 16
 PG_INLINE vi vi_load_i8(const uint8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 PG_INLINE vi vi_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-#else
+#elif VF_N == 8
 PG_INLINE vi vi_load_i8(const uint8_t *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 PG_INLINE vi vi_load_u8(const uint8_t *p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+#else
+PG_INLINE vi vi_load_i8(const uint8_t *p) { return (vi)((int32x4_t)vshll_n_u16(vi_bytes(p) << 8, 16) >> 24); }
+PG_INLINE vi vi_load_u8(const uint8_t *p) { return (vi)vmovl_u16(vi_bytes(p)); }
 #endif
 PG_INLINE vi vi_load_u4(const uint8_t *p, int upper) {
   const rows x = (rows)vi_load_u8(p);
@@ -75,7 +93,7 @@ PG_INLINE __m256i low_words(rows v) { return _mm512_cvtepi32_epi16((vi)v); }
 PG_INLINE vf f16_of(rows v) { return _mm512_cvtph_ps(low_words(v)); }
 PG_INLINE void put_words(uint8_t *to, rows v) { _mm256_storeu_si256((__m256i *)to, low_words(v)); }
 PG_INLINE void put_bytes(uint8_t *to, rows v) { _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8((vi)v)); }
-#else
+#elif VF_N == 8
 PG_INLINE __m128i low_words(rows v) {
   const __m256i low = (__m256i)(v & 0xffff);
   return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08));
@@ -85,6 +103,15 @@ PG_INLINE void put_words(uint8_t *to, rows v) { _mm_storeu_si128((__m128i *)to, 
 PG_INLINE void put_bytes(uint8_t *to, rows v) {
   const __m128i low = low_words(v & 255);
   _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(low, low));
+}
+#else
+PG_INLINE uint16x4_t low_words(rows v) { return vmovn_u32((uint32x4_t)v); }
+PG_INLINE vf f16_of(rows v) { return vcvt_f32_f16((float16x4_t)low_words(v)); }
+PG_INLINE void put_words(uint8_t *to, rows v) { vst1_u8(to, (uint8x8_t)low_words(v)); }
+PG_INLINE void put_bytes(uint8_t *to, rows v) {
+  const uint16x4_t low = low_words(v);
+  const uint32_t four = vget_lane_u32((uint32x2_t)vmovn_u16(vcombine_u16(low, low)), 0);
+  memcpy(to, &four, sizeof four);
 }
 #endif
 
