@@ -78,28 +78,30 @@ PG_INLINE int32x4_t less_offset(r16_format f, const r16_x *x, int h) {
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// A product of 2 x 8 with 8 x 2 bytes: two rows with the planes of a column, side by side.
-PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
-                         dots *t) {
-  const int halves = r16_halves(f);
+// Products of 2 x 8 with 8 x 2 bytes: two rows with the planes of a column, side by side. For the rows of `n` parts.
+PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                        dots *t) {
+  const int per = 4 / r16_halves(f); // times eight elements that share a scale
   const int32x4_t planes = {8, 0, 8, 0};
-  EACH(n, i) {
-    int32x4_t low[NC], high[NC]; // of rows 0 and 1, 2 and 3
-    EACH(4, k) { // eight elements
-      if (!(k % (4 / halves))) EACH(nc, c) low[c] = high[c] = vdupq_n_s32(0);
+  int32x4_t sum[2][NC][2]; // of rows 0 and 1, 2 and 3
+  EACH(4, k) {
+    if (k % per == 0) EACH(n, i) EACH(nc, c) sum[i][c][0] = sum[i][c][1] = vdupq_n_s32(0);
+    int8x16_t w[2][2];
+    EACH(n, i) {
       const vi a = quartet(f, from, first + i, 2 * k), b = quartet(f, from, first + i, 2 * k + 1);
       const vi less = vi_set1_i8(f.offset == 128 ? 0x80 : 0);
-      const int8x16_t w0 = (int8x16_t)(less ^ (vi)vzip1q_s32((int32x4_t)a, (int32x4_t)b)),
-                      w1 = (int8x16_t)(less ^ (vi)vzip2q_s32((int32x4_t)a, (int32x4_t)b));
-      EACH(nc, c) {
-        const int8x16_t both = vcombine_s8(vld1_s8(x[c]->hi + 8 * k), vld1_s8(x[c]->lo + 8 * k));
-        low[c] = vmmlaq_s32(low[c], w0, both);
-        high[c] = vmmlaq_s32(high[c], w1, both);
-      }
-      if (k % (4 / halves) < 4 / halves - 1) continue;
-      const int h = k / (4 / halves);
-      EACH(nc, c) t[c][first + i][h] =
-          (vi)(vpaddq_s32(vshlq_s32(low[c], planes), vshlq_s32(high[c], planes)) + less_offset(f, x[c], h));
+      w[i][0] = (int8x16_t)(less ^ (vi)vzip1q_s32((int32x4_t)a, (int32x4_t)b));
+      w[i][1] = (int8x16_t)(less ^ (vi)vzip2q_s32((int32x4_t)a, (int32x4_t)b));
+    }
+    EACH(nc, c) {
+      const int8x16_t both = vld1q_s8(x[c]->both[k][0]);
+      EACH(n, i) EACH(2, r) sum[i][c][r] = vmmlaq_s32(sum[i][c][r], w[i][r], both);
+    }
+    if (k % per < per - 1) continue;
+    EACH(nc, c) {
+      const int32x4_t less = less_offset(f, x[c], k / per);
+      EACH(n, i) t[c][first + i][k / per] =
+          (vi)(vpaddq_s32(vshlq_s32(sum[i][c][0], planes), vshlq_s32(sum[i][c][1], planes)) + less);
     }
   }
 }
@@ -115,37 +117,49 @@ PG_INLINE int32x4_t add_dot(int32x4_t sum, int8x16_t a, int8x16_t b) {
 #define ADD_DOT(sum, a, b, lane) add_dot(sum, a, (int8x16_t)vdupq_laneq_s32((int32x4_t)(b), lane))
 #endif
 
-PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
-                         dots *t) {
+// For the rows of `n` parts.
+PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                        dots *t) {
   const int halves = r16_halves(f);
-  EACH(n, i) {
-    int32x4_t hi[NC], lo[NC];
-    EACH(2, k) { // the elements 0 .. 15, then 16 .. 31
-      if (!k || halves == 2) EACH(nc, c) {
-          hi[c] = vdupq_n_s32(0);
-          lo[c] = less_offset(f, x[c], k);
-        }
-      int8x16_t q[4];
-      EACH(4, p) {
-        const vi codes = quartet(f, from, first + i, 4 * k + p);
-        q[p] = (int8x16_t)(f.offset == 128 ? codes ^ vi_set1_i8(0x80) : codes);
+  int32x4_t hi[2][NC], lo[2][NC];
+  EACH(2, k) { // the elements 0 .. 15, then 16 .. 31
+    const int h = halves == 2 ? k : 0;
+    if (!k || halves == 2) EACH(nc, c) EACH(n, i) {
+        hi[i][c] = vdupq_n_s32(0);
+        lo[i][c] = less_offset(f, x[c], k);
       }
-      EACH(nc, c) {
-        const int8x16_t xhi = vld1q_s8(x[c]->hi + 16 * k), xlo = vld1q_s8(x[c]->lo + 16 * k);
-#define ADD(p)                                                                                                         \
-  hi[c] = ADD_DOT(hi[c], q[p], xhi, p);                                                                                \
-  lo[c] = ADD_DOT(lo[c], q[p], xlo, p)
-        ADD(0);
-        ADD(1);
-        ADD(2);
-        ADD(3);
-#undef ADD
-      }
-      if (k || halves == 2) EACH(nc, c) t[c][first + i][halves == 2 ? k : 0] = (vi)((hi[c] << 8) + lo[c]);
+    int8x16_t q[2][4];
+    EACH(n, i) EACH(4, p) {
+      const vi codes = quartet(f, from, first + i, 4 * k + p);
+      q[i][p] = (int8x16_t)(f.offset == 128 ? codes ^ vi_set1_i8(0x80) : codes);
     }
+    EACH(nc, c) {
+      const int8x16_t xhi = vld1q_s8(x[c]->hi + 16 * k), xlo = vld1q_s8(x[c]->lo + 16 * k);
+#define ADD(p)                                                                                                         \
+  EACH(n, i) {                                                                                                         \
+    hi[i][c] = ADD_DOT(hi[i][c], q[i][p], xhi, p);                                                                     \
+    lo[i][c] = ADD_DOT(lo[i][c], q[i][p], xlo, p);                                                                     \
+  }
+      ADD(0)
+      ADD(1)
+      ADD(2)
+      ADD(3)
+#undef ADD
+    }
+    if (k || halves == 2) EACH(nc, c) EACH(n, i) t[c][first + i][h] = (vi)((hi[i][c] << 8) + lo[i][c]);
   }
 }
 #endif
+
+// Two parts at a time share what is loaded of the columns.
+PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
+                         dots *t) {
+  if (n == 1) {
+    dot_some(f, nc, quartet, from, first, 1, x, t);
+  } else {
+    EACH(n / 2, i) dot_some(f, nc, quartet, from, first + 2 * i, 2, x, t);
+  }
+}
 #else
 PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {
   if (!f.offset) return _mm256_setzero_si256();

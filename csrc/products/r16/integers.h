@@ -5,7 +5,11 @@
 #include "products/r16/sums.h"
 
 struct r16_x {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  int8_t both[4][2][8]; // hi and lo of eight elements side by side: x = d * (256 * hi + lo)
+#else
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
+#endif
 #if VF_N == 8
   int16_t q[32]; // x = d * q; the elements 0, 2, 1, 3 of each quartet
 #endif
