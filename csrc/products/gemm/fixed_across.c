@@ -38,9 +38,7 @@ PG_INLINE vi pair_of(vf a, vf b) {
 PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
 #else
 PG_INLINE vf byte_of(vi q, int i) { return vcvtq_f32_u32((uint32x4_t)q >> 8 * i & 255); }
-PG_INLINE vi pair_of(vf a, vf b) {
-  return (vi)((vcvtnq_s32_f32(b) << 16) | (vcvtnq_s32_f32(a) & 0xffff));
-}
+PG_INLINE vi pair_of(vf a, vf b) { return (vi)((vcvtnq_s32_f32(b) << 16) | (vcvtnq_s32_f32(a) & 0xffff)); }
 PG_INLINE void store(int16_t *p, vi a) { vst1q_s16(p, (int16x8_t)a); }
 #endif
 

@@ -45,8 +45,8 @@ PG_INLINE fetching fetching_of(const r16_fetch *f) { return (fetching){f->at, f-
 
 // sum[j] += two pairs of a panel's rows times two pairs of nt columns, which are `width` apart. Two pairs share the
 // instructions that do not multiply: those that prefetch.
-PG_INLINE void dot_two_pairs(int nt, vi (*sum)[TILE_VECTORS], const int16_t (*w)[TILE_ROWS][2], const int16_t *x, int width,
-                             const r16_fetch *f, fetching *at) {
+PG_INLINE void dot_two_pairs(int nt, vi (*sum)[TILE_VECTORS], const int16_t (*w)[TILE_ROWS][2], const int16_t *x,
+                             int width, const r16_fetch *f, fetching *at) {
   __builtin_prefetch(at->next);
   __builtin_prefetch(at->next + f->step);
   at->next += 2 * f->step;

@@ -78,15 +78,17 @@ PG_INLINE int32x4_t less_offset(r16_format f, const r16_x *x, int h) {
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
+enum { AT_ONCE = 2 }; // parts, whose sums fit the registers: they share what is loaded of the columns
+
 // Products of 2 x 8 with 8 x 2 bytes: two rows with the planes of a column, side by side. For the rows of `n` parts.
 PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                         dots *t) {
   const int per = 4 / r16_halves(f); // times eight elements that share a scale
   const int32x4_t planes = {8, 0, 8, 0};
-  int32x4_t sum[2][NC][2]; // of rows 0 and 1, 2 and 3
+  int32x4_t sum[AT_ONCE][NC][2]; // of rows 0 and 1, 2 and 3
   EACH(4, k) {
     if (k % per == 0) EACH(n, i) EACH(nc, c) sum[i][c][0] = sum[i][c][1] = vdupq_n_s32(0);
-    int8x16_t w[2][2];
+    int8x16_t w[AT_ONCE][2];
     EACH(n, i) {
       const vi a = quartet(f, from, first + i, 2 * k), b = quartet(f, from, first + i, 2 * k + 1);
       const vi less = vi_set1_i8(f.offset == 128 ? 0x80 : 0);
@@ -100,12 +102,15 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
     if (k % per < per - 1) continue;
     EACH(nc, c) {
       const int32x4_t less = less_offset(f, x[c], k / per);
-      EACH(n, i) t[c][first + i][k / per] =
+      EACH(n, i)
+      t[c][first + i][k / per] =
           (vi)(vpaddq_s32(vshlq_s32(sum[i][c][0], planes), vshlq_s32(sum[i][c][1], planes)) + less);
     }
   }
 }
 #else
+enum { AT_ONCE = 1 };
+
 // sum + a times the four bytes `lane` of b in all lanes.
 #if defined(__ARM_FEATURE_DOTPROD)
 #define ADD_DOT(sum, a, b, lane) vdotq_laneq_s32(sum, a, b, lane)
@@ -121,14 +126,14 @@ PG_INLINE int32x4_t add_dot(int32x4_t sum, int8x16_t a, int8x16_t b) {
 PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                         dots *t) {
   const int halves = r16_halves(f);
-  int32x4_t hi[2][NC], lo[2][NC];
+  int32x4_t hi[AT_ONCE][NC], lo[AT_ONCE][NC];
   EACH(2, k) { // the elements 0 .. 15, then 16 .. 31
     const int h = halves == 2 ? k : 0;
     if (!k || halves == 2) EACH(nc, c) EACH(n, i) {
         hi[i][c] = vdupq_n_s32(0);
         lo[i][c] = less_offset(f, x[c], k);
       }
-    int8x16_t q[2][4];
+    int8x16_t q[AT_ONCE][4];
     EACH(n, i) EACH(4, p) {
       const vi codes = quartet(f, from, first + i, 4 * k + p);
       q[i][p] = (int8x16_t)(f.offset == 128 ? codes ^ vi_set1_i8(0x80) : codes);
@@ -151,14 +156,10 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
 }
 #endif
 
-// Two parts at a time share what is loaded of the columns.
 PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
                          dots *t) {
-  if (n == 1) {
-    dot_some(f, nc, quartet, from, first, 1, x, t);
-  } else {
-    EACH(n / 2, i) dot_some(f, nc, quartet, from, first + 2 * i, 2, x, t);
-  }
+  const int at_once = PG_MIN(n, AT_ONCE);
+  EACH(n / at_once, i) dot_some(f, nc, quartet, from, first + i * at_once, at_once, x, t);
 }
 #else
 PG_INLINE vi less_offset(r16_format f, const r16_x *x, int h) {

@@ -38,7 +38,6 @@ PG_INLINE const void *row_at(const source *b, int r, int at) {
   return r % 4 == 3 ? p + b->three : p + r % 4 * b->one;
 }
 
-
 // Load four dwords of each row from byte `at` on.
 #if VF_N == 4
 PG_INLINE void load_4(rows *q, const source *b, int at) {
@@ -98,7 +97,8 @@ PG_INLINE rows bits(rows a, int from, int n, int to) {
 // `value` in each byte of quartet p whose bit of h, which has one for each element, is set.
 PG_INLINE rows where_set(rows h, int p, uint32_t value) {
   const int i = p / 2;
-  const four_rows byte = {i, i, i, i, 4 + i, 4 + i, 4 + i, 4 + i, 8 + i, 8 + i, 8 + i, 8 + i, 12 + i, 12 + i, 12 + i, 12 + i};
+  const four_rows byte = {i,     i,     i,     i,     4 + i,  4 + i,  4 + i,  4 + i,
+                          8 + i, 8 + i, 8 + i, 8 + i, 12 + i, 12 + i, 12 + i, 12 + i};
 #if VF_N == 4
   const rows v = (rows)vqtbl1q_u8((vi)h, byte);
 #elif VF_N == 16
