@@ -121,14 +121,15 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class ChatCompletionChunk(TypedDict):
-    """A part of an answer to a chat."""
+class ChatCompletionChunk(TypedDict, total=False):
+    """A part of an answer to a chat. `usage`: in the last one, when that was asked for."""
 
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    usage: Usage
 
 
 class EmbeddingData(TypedDict):
