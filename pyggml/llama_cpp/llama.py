@@ -86,16 +86,61 @@ class StoppingCriteriaList(list[Callable[..., bool]]):
 
 
 # the order in which arguments may stand
-_COMPLETION = (
-    "suffix max_tokens temperature top_p min_p typical_p logprobs echo stop frequency_penalty presence_penalty "
-    "repeat_penalty top_k stream seed tfs_z mirostat_mode mirostat_tau mirostat_eta model stopping_criteria "
-    "logits_processor grammar logit_bias"
-).split()
-_CHAT = (
-    "functions function_call tools tool_choice temperature top_p top_k min_p typical_p stream stop seed "
-    "response_format max_tokens presence_penalty frequency_penalty repeat_penalty tfs_z mirostat_mode mirostat_tau "
-    "mirostat_eta model logits_processor grammar logit_bias logprobs top_logprobs"
-).split()
+_COMPLETION = [
+    "suffix",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "logprobs",
+    "echo",
+    "stop",
+    "frequency_penalty",
+    "presence_penalty",
+    "repeat_penalty",
+    "top_k",
+    "stream",
+    "seed",
+    "tfs_z",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+    "model",
+    "stopping_criteria",
+    "logits_processor",
+    "grammar",
+    "logit_bias",
+]
+_CHAT = [
+    "functions",
+    "function_call",
+    "tools",
+    "tool_choice",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+    "stream",
+    "stop",
+    "seed",
+    "response_format",
+    "max_tokens",
+    "presence_penalty",
+    "frequency_penalty",
+    "repeat_penalty",
+    "tfs_z",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+    "model",
+    "logits_processor",
+    "grammar",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+]
 
 
 @dataclass(eq=False)

@@ -120,9 +120,7 @@ class LlamaDiskCache(BaseLlamaCache):
     """States in the files of a folder, which stay when the program ends. A file has a line of JSON, then the state. A
     damaged file counts as none."""
 
-    def __init__(
-        self, cache_dir: str | os.PathLike[str] = ".cache/llama_cache", capacity_bytes: int = 2 << 30
-    ) -> None:
+    def __init__(self, cache_dir: str | os.PathLike[str] = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
         super().__init__(capacity_bytes)
         self._folder = Path(cache_dir)
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,11 @@ class Jinja2ChatFormatter:
         self.add_generation_prompt = add_generation_prompt
 
     def __call__(self, *, messages: Messages, **kwargs: Any) -> ChatFormatterResponse:
-        values = {"bos_token": self.bos_token, "eos_token": self.eos_token, "messages": plain("messages", list(messages))}
+        values = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "messages": plain("messages", list(messages)),
+        }
         values["add_generation_prompt"] = self.add_generation_prompt
         prompt = render("that was given", self.template, {**values, **plain("variables", kwargs)})
         return ChatFormatterResponse(prompt, [self.eos_token] if self.eos_token else [], added_special=True)
@@ -108,7 +112,9 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
     registered = Registered("that was given", chat_formatter)
 
     def handler(*, llama: Llama, messages: Messages, **request: Any) -> Any:
-        return llama.model.create_chat_completion(messages, **llama.request({**request, **registered.options(messages)}))
+        return llama.model.create_chat_completion(
+            messages, **llama.request({**request, **registered.options(messages)})
+        )
 
     return handler
 
@@ -150,7 +156,9 @@ def __getattr__(name: str) -> Any:
     begin, _, asked = name.partition("_")
     style = style_of(asked) if begin == "format" else None
     if style is None:
-        raise AttributeError(f"pyggml.llama_cpp.llama_chat_format has no {name!r}; docs/llama_cpp.md says what there is")
+        raise AttributeError(
+            f"pyggml.llama_cpp.llama_chat_format has no {name!r}; docs/llama_cpp.md says what there is"
+        )
 
     def formatter(messages: Messages, **kwargs: Any) -> ChatFormatterResponse:
         values = {"bos_token": "", "eos_token": "", "messages": plain("messages", list(messages))}

@@ -13,8 +13,6 @@ from ..llm.openai.types import (
     ChatLogprobs,
     ChatMessage,
     Completion,
-    CompletionChoice,
-    CompletionLogprobs,
     EmbeddingAnswer,
     EmbeddingData,
     ToolCall,
@@ -167,6 +165,5 @@ ChatCompletionRequestMessage = (
 )
 
 __all__ = [
-
     *(name for name in dict(globals()) if name.startswith(("Chat", "Completion", "Create", "Embedding", "Json"))),
 ]

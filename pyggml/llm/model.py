@@ -21,6 +21,7 @@ from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
+from pyggml.hub import find_model
 from pyggml.inspect.watch import Watches
 from pyggml.models import get_architecture
 from pyggml.signature import hands_on, keywords_of
@@ -291,7 +292,8 @@ def load_model(
     mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
-    by default the model that ships with the package. For a model in several files, `path` is the first
+    by default the model that ships with the package. `path` may also be a repository of the Hugging Face Hub
+    ("Qwen/Qwen3-0.6B", "USER/REPO:Q4_K_M"), a URL, or an alias of the configuration, see `hub.find_model`. For a model in several files, `path` is the first
     (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files (`use_mmap=False` reads them into
     memory); weights of a folder that have another layout there are copied.
 
@@ -317,7 +319,7 @@ def load_model(
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
-    source = default_model_path() if path is None else path
+    source = default_model_path() if path is None else find_model(path_name(path, ModelError))
     if not vocab_only and os.path.isdir(source):
         from pyggml.hf.towers import is_tower
 
