@@ -1,8 +1,8 @@
 """Models by name: repositories of the Hugging Face Hub, URLs, and aliases of the user's configuration.
 
-Files of the Hub are downloaded with the package huggingface_hub (`pip install pyggml[hub]`), into its cache, which other
-programs share. Its environment variables count: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Files of other sites are
-kept in `pyggml` in XDG_CACHE_HOME (`~/.cache`).
+Files of the Hub are downloaded with the package huggingface_hub (`pip install pyggml[hub]`), into its cache, which
+other programs share. Its environment variables count: HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE. Files of other
+sites are kept in `pyggml` in XDG_CACHE_HOME (`~/.cache`).
 """
 
 from __future__ import annotations

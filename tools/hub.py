@@ -17,8 +17,8 @@ def pull(
     models: Annotated[list[str], Argument("USER/REPO, USER/REPO:Q4_K_M, a URL, or an alias.", "MODEL")],
     as_json: Json = False,
 ) -> None:
-    """Download models, and print where they are. What is there already is not downloaded again; what was broken off goes
-    on. The other verbs download their model themselves (-m USER/REPO)."""
+    """Download models, and print where they are. What is there already is not downloaded again; what was broken off
+    goes on. The other verbs download their model themselves (-m USER/REPO)."""
     for name in models:
         path = find_model(name)
         print(json.dumps({"model": name, "path": path}) if as_json else path, flush=True)
@@ -28,7 +28,7 @@ def list_models(
     everything: Annotated[bool, Option("-a", "--all", help="Repositories without models, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List the models in the cache of the Hub: name, size, and the GGUF files. Then the aliases of the configuration."""
+    """List the models in the cache of the Hub: name, size, GGUF files; and the aliases of the configuration."""
     rows: list[dict[str, object]] = []
     for repo in sorted(cached().repos, key=lambda r: r.repo_id):
         names = sorted({f.file_name for revision in repo.revisions for f in revision.files})

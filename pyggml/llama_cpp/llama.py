@@ -86,61 +86,16 @@ class StoppingCriteriaList(list[Callable[..., bool]]):
 
 
 # the order in which arguments may stand
-_COMPLETION = [
-    "suffix",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "logprobs",
-    "echo",
-    "stop",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_penalty",
-    "top_k",
-    "stream",
-    "seed",
-    "tfs_z",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-    "model",
-    "stopping_criteria",
-    "logits_processor",
-    "grammar",
-    "logit_bias",
-]
-_CHAT = [
-    "functions",
-    "function_call",
-    "tools",
-    "tool_choice",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "stream",
-    "stop",
-    "seed",
-    "response_format",
-    "max_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
-    "tfs_z",
-    "mirostat_mode",
-    "mirostat_tau",
-    "mirostat_eta",
-    "model",
-    "logits_processor",
-    "grammar",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-]
+_COMPLETION = """
+    suffix max_tokens temperature top_p min_p typical_p logprobs echo stop frequency_penalty presence_penalty
+    repeat_penalty top_k stream seed tfs_z mirostat_mode mirostat_tau mirostat_eta model stopping_criteria
+    logits_processor grammar logit_bias
+"""
+_CHAT = """
+    functions function_call tools tool_choice temperature top_p top_k min_p typical_p stream stop seed response_format
+    max_tokens presence_penalty frequency_penalty repeat_penalty tfs_z mirostat_mode mirostat_tau mirostat_eta model
+    logits_processor grammar logit_bias logprobs top_logprobs
+"""
 
 
 @dataclass(eq=False)
@@ -179,7 +134,8 @@ class Llama:
     tokenizer     makes the tokens of prompts that are text, and the text of `detokenize`; chats use the file's own
     logits_all    `eval` keeps the logits of each token, for `scores`
 
-    An object can be pickled: it is made again from its arguments. Raises GGUFError for a bad file, ModelError for one that cannot be run, TypeError for arguments that are not known.
+    An object can be pickled: it is made again from its arguments. Raises GGUFError for a bad file, ModelError for one
+    that cannot be run, TypeError for arguments that are not known.
     """
 
     def __init__(
@@ -297,7 +253,7 @@ class Llama:
 
     def create_completion(self, prompt: str | Sequence[int], *args: Any, **request: Any) -> Any:
         """See `Model.create_completion`."""
-        options = self.request({**dict(zip(_COMPLETION, args, strict=False)), **request})
+        options = self.request({**dict(zip(_COMPLETION.split(), args, strict=False)), **request})
         if isinstance(prompt, str) and not self._own_tokenizer and options.get("suffix") is None:
             prompt = self.tokenize(prompt.encode(), special=True)
         return self.model.create_completion(prompt, **options)
@@ -306,7 +262,7 @@ class Llama:
 
     def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **request: Any) -> Any:
         """See `Model.create_chat_completion`."""
-        request = {**dict(zip(_CHAT, args, strict=False)), **request}
+        request = {**dict(zip(_CHAT.split(), args, strict=False)), **request}
         if self.chat_handler is not None and not isinstance(self.chat_handler, MTMDChatHandler):
             return self.chat_handler(llama=self, messages=messages, **request)
         options = self.request(request)
@@ -435,8 +391,8 @@ class Llama:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that were evaluated. A smaller number may be set: the tokens behind it are forgotten. Raises BatchError
-        for a larger one, and when the model cannot go back so far."""
+        """Tokens that were evaluated. A smaller number may be set: the tokens behind it are forgotten. Raises
+        BatchError for a larger one, and when the model cannot go back so far."""
         return len(self._kept.held)
 
     @n_tokens.setter

@@ -1,6 +1,6 @@
 """Forms of chats as a program gives them to `Llama`: Jinja, functions, tokenizer configurations, and models that see.
 
-The formats that have names are in `chat_formats` and `function_formats`; `format_NAME(messages)` makes the prompt of one.
+The formats that have names are in `chat_formats` and `function_formats`; `format_NAME(messages)` makes a prompt.
 """
 
 from __future__ import annotations

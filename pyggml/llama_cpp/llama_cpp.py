@@ -1,8 +1,8 @@
 """The `llama_...` functions and constants that programs call beside `Llama`: load, tokenize, decode, sample.
 
-Where C has pointers to structures, these functions take and give Python objects: a model is a `pyggml` Model, a context a
-LlamaContext, parameters are objects with the names of the C fields. Arrays may be ctypes arrays. Functions that are not
-here raise AttributeError, which names the way to do it with pyggml.
+Where C has pointers to structures, these functions take and give Python objects: a model is a `pyggml` Model, a context
+a LlamaContext, parameters are objects with the names of the C fields. Arrays may be ctypes arrays. Functions that are
+not here raise AttributeError, which names the way to do it with pyggml.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
 
     @staticmethod
     def find_candidate_pred_tokens(input_ids: Ids, max_ngram_size: int, num_pred_tokens: int) -> Ids:
-        """The tokens after the first place where the last tokens of a text occurred before; empty when there is none."""
+        """The tokens after the first place where the last tokens of a text occurred before; none without a place."""
         n = len(input_ids)
         for size in range(min(max_ngram_size, n - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(input_ids, size)[: n - size]

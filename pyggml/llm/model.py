@@ -293,9 +293,9 @@ def load_model(
 ) -> Model:
     """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
     by default the model that ships with the package. `path` may also be a repository of the Hugging Face Hub
-    ("Qwen/Qwen3-0.6B", "USER/REPO:Q4_K_M"), a URL, or an alias of the configuration, see `hub.find_model`. For a model in several files, `path` is the first
-    (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files (`use_mmap=False` reads them into
-    memory); weights of a folder that have another layout there are copied.
+    ("Qwen/Qwen3-0.6B", "USER/REPO:Q4_K_M"), a URL, or an alias of the configuration, see `hub.find_model`. For a model
+    in several files, it is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
+    (`use_mmap=False` reads them into memory); weights of a folder that have another layout there are copied.
 
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);

@@ -166,7 +166,7 @@ def test_a_repository_is_a_model(server: Server, model_bytes: bytes) -> None:
     for name in ("user/tiny-GGUF", "user/tiny-GGUF:Q8_0"):  # from the cache
         find_model(name)
     assert downloads(server) == []
-    with pytest.raises(ModelError, match="no file matches .*Q5_K.*tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"):
+    with pytest.raises(ModelError, match=r"no file matches .*Q5_K.*tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"):
         find_model("user/tiny-GGUF:Q5_K")
     with pytest.raises(ModelError, match="no such repository on the Hub"):
         find_model("user/nothing")

@@ -25,9 +25,9 @@ class KeptContext:
     """A context that stays when a text ends, and knows the tokens that it holds.
 
     `make` makes the context when it is needed first. `held` are the tokens that sequence 0 has evaluated. Whoever keeps
-    texts elsewhere, too, gives functions: `recall` is called with the tokens of a prompt before it is evaluated, and may
-    put a state that begins like it into the context; `keep` is called when a text has ended. `prepare` changes each
-    generation before it begins.
+    texts elsewhere, too, gives functions: `recall` is called with the tokens of a prompt before it is evaluated, and
+    may put a state that begins like it into the context; `keep` is called when a text has ended. `prepare` changes
+    each generation before it begins.
     """
 
     def __init__(

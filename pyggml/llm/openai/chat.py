@@ -70,11 +70,11 @@ def create_chat_completion(
     so is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a
     grammar forces the call. `functions` and `function_call` are older names of the two. `response_format`:
     json_object or json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own,
-    or that of `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `n`: replies,
-    with seeds that follow each other. `stream_options` {"include_usage": True}: a last part, without choices, has the
-    number of tokens. `name`: the name of the model in the answer. `kept`: a context that stays for the next request, whose chat may begin alike. The
-    temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
-    `Model.stream` raises.
+    or that of `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `n`: replies, with
+    seeds that follow each other. `stream_options` {"include_usage": True}: a last part, without choices, has the
+    number of tokens. `name`: the name of the model in the answer. `kept`: a context that stays for the next request,
+    whose chat may begin alike. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and
+    tools, and what `Model.stream` raises.
     """
     chat = read_chat(
         model,
