@@ -549,6 +549,19 @@ class Llama:
         pooling = self._pooling or self.model.hparams.pooling
         return next(number for number, name in _POOLING.items() if name == pooling)
 
+    @property
+    def ctx(self) -> LlamaContext:
+        """The context that `eval` and `generate` use."""
+        return self._kept.ctx
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self.model.architecture.memory == "recurrent"
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self.model.architecture.memory == "hybrid"
+
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Floats:
         """Logarithms of the probabilities that belong to logits."""
