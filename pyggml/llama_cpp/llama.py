@@ -565,8 +565,8 @@ class Llama:
     @staticmethod
     def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Floats:
         """Logarithms of the probabilities that belong to logits."""
-        moved = np.moveaxis(np.asarray(logits, np.float32), axis, -1)
-        return np.moveaxis(np.asarray(log_softmax(moved), np.float32), -1, axis)
+        x = np.asarray(logits, np.float32)
+        return np.apply_along_axis(log_softmax, axis, x)
 
     @staticmethod
     def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -487,7 +487,7 @@ def llama_sampler_sample(smpl: llama_sampler, ctx: LlamaContext, idx: int) -> in
         parts = smpl.chain or [smpl]
         options: dict[str, Any] = {k: v for part in parts for k, v in part.options.items()}
         given = {"temp": 1.0} | options
-        order = ";".join(part.name for part in parts if part.name)
+        order = tuple(part.name for part in parts if part.name)
         smpl.made = SamplerChain(SamplingParams(**given, samplers=order), ctx.model.vocab)
     token = smpl.made.sample(np.array(ctx.logits_ith(idx)))
     smpl.made.accept(token)

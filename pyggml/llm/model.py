@@ -34,7 +34,8 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .elsewhere import Elsewhere
 from .figures.report import log_model
-from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces, until_end
+from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces
+from .generate.kept import KeptContext, stream_tokens
 from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
@@ -71,6 +72,13 @@ class Model(LoadedModel):
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
+
+    @hands_on(*keywords_of(LlamaContext.__init__))
+    def keep_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> KeptContext:
+        """A context that stays between texts: what one text and the next begin with alike is evaluated once. For the
+        option `kept` of `generate`, `stream` and `create_completion`. Arguments: see `LlamaContext`."""
+        self._name()  # raises when the model was closed
+        return KeptContext(lambda: self.new_context(n_ctx, **options))
 
     @cached_property
     def heads(self) -> tuple[DraftHead, ...]:
@@ -166,9 +174,16 @@ class Model(LoadedModel):
         self.control = ControlVector({}) if control_vector is None else control_vector
 
     @_GENERATES
-    def generate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> Iterator[str]:
+    def generate(
+        self,
+        prompt: Prompt,
+        n_predict: int = 128,
+        *,
+        kept: KeptContext | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
-        return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
+        return pieces(stream_tokens(self, prompt, n_predict, None, kept, **options))
 
     @_GENERATES
     def infill(
@@ -180,7 +195,13 @@ class Model(LoadedModel):
 
     @_GENERATES
     def stream(
-        self, prompt: Prompt, n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        n_predict: int = 128,
+        n_probs: int = 0,
+        *,
+        kept: KeptContext | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Token]:
         """Continue `prompt` token by token, until the model ends the text or after `n_predict` tokens (negative: until
         the context is full). Closing the iterator ends it. The prompt is text, token ids, a `MediaPrompt`, or the
@@ -190,11 +211,12 @@ class Model(LoadedModel):
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. `cfg_scale` is the factor by which the prompt
         counts more than `negative_prompt` (classifier-free guidance; 1: off). `context`: further arguments for the
-        `LlamaContext`. `special`: control tokens are text, too. All other options: `SamplingParams`.
+        `LlamaContext`. `kept`: a context of `keep_context`, which has evaluated what the prompt begins with. `special`:
+        control tokens are text, too. All other options: `SamplingParams`.
         Raises ModelError, BatchError for a bad prompt, KVCacheFull when the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
-        return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
+        return stream_tokens(self, prompt, n_predict, n_probs, kept, **options)
 
     @_GENERATES
     def agenerate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:

@@ -6,17 +6,30 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyggml.errors import SamplerError
+from pyggml.signature import hands_on, keywords_of
 
 from ..loaded import LoadedModel
 from ..options import ContextOptions
 from .batched import new_contexts, shared_context, together
-from .generation import Generation, OwnContext, TextRequest, in_own_context, until_end
+from .generation import (
+    GenerateOptions,
+    Generation,
+    OwnContext,
+    Prompt,
+    TextRequest,
+    in_own_context,
+    new_generation,
+    text_request,
+    until_end,
+)
 from .prefixes import keep_prefix
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..context import LlamaContext
     from .engine import Token
 
@@ -109,6 +122,25 @@ def begin(
         g = in_own_context(model, text, **own)
         return g, until_end(g)
     return g, kept.run(g)
+
+
+@hands_on(*keywords_of(new_generation))
+def stream_tokens(
+    model: LoadedModel,
+    prompt: Prompt,
+    n_predict: int,
+    n_probs: int | None,
+    kept: KeptContext | None = None,
+    **options: Unpack[GenerateOptions],
+) -> Iterator[Token]:
+    """The tokens of `Model.stream`: in a context that is kept, see `begin`, or in one of their own."""
+    if kept is None:
+        return until_end(new_generation(model, prompt, n_predict, n_probs, **options))
+    given: Any = dict(options)
+    own: OwnContext = {k: given.pop(k) for k in OwnContext.__annotations__ if k in given}  # pyright: ignore[reportAssignmentType]
+    of_text = [given.pop(k, d) for k, d in (("logits_processor", ()), ("stopping_criteria", ()), ("special", False))]
+    text = text_request(model, prompt, n_predict, n_probs, *of_text, given)
+    return begin(model, text, own, kept)[1]
 
 
 def begin_several(
