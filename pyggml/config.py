@@ -17,8 +17,10 @@ It is `PYGGML_CONFIG`, or `pyggml/config.toml` in `XDG_CONFIG_HOME` (`~/.config`
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,15 +70,12 @@ def read_config() -> Config:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        try:
-            import tomli as tomllib  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ModelError(f"{path}: Python 3.10 reads TOML with tomli: pip install tomli") from None
+        toml: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise ModelError(f"{path}: Python 3.10 reads TOML with tomli: pip install tomli") from None
     try:
-        return tomllib.loads(read_text(path, limits.TEXT_FILE_BYTES, ModelError))
-    except tomllib.TOMLDecodeError as e:
+        return toml.loads(read_text(path, limits.TEXT_FILE_BYTES, ModelError))
+    except toml.TOMLDecodeError as e:
         raise ModelError(f"{path}: is no TOML: {e}") from None
     except RecursionError:
         raise ModelError(f"{path}: nested too deep") from None

@@ -81,8 +81,8 @@ def download(
     return paths[0]
 
 
-def cached() -> HFCacheInfo:
-    """What the cache of the Hub has."""
+def cached() -> HFCacheInfo | None:
+    """What the cache of the Hub has; None when there is no cache."""
     _need_hub("the cache")
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
@@ -90,9 +90,7 @@ def cached() -> HFCacheInfo:
     try:
         return scan_cache_dir()
     except CacheNotFound:
-        from huggingface_hub import HFCacheInfo
-
-        return HFCacheInfo(size_on_disk=0, repos=frozenset(), warnings=[])
+        return None
 
 
 def remove(name: str) -> int:
@@ -100,9 +98,10 @@ def remove(name: str) -> int:
     are free now. Raises ModelError when the cache does not have it."""
     found = _REPO.fullmatch(read_config().aliases.get(name, name))
     info = cached()
-    repo = next((r for r in info.repos if found is not None and r.repo_id == found[1]), None)
-    if repo is None or found is None:
-        known = ", ".join(sorted(r.repo_id for r in info.repos))
+    repos = () if info is None else info.repos
+    repo = next((r for r in repos if found is not None and r.repo_id == found[1]), None)
+    if info is None or repo is None or found is None:
+        known = ", ".join(sorted(r.repo_id for r in repos))
         raise ModelError(f"the cache does not have {name!r}; it has: {known or 'nothing'}")
     if found[2] is None:
         strategy = info.delete_revisions(*(r.commit_hash for r in repo.revisions))

@@ -211,6 +211,10 @@ def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Op
     return value
 
 
+def _read(read: Callable[[Any], object], ctx: click.Context, param: click.Option, value: Any) -> object:
+    return value if ctx.resilient_parsing else read(value)
+
+
 def configured(name: str, command: click.Command, verbs: Iterable[str]) -> dict[str, Any]:
     """The defaults of a verb's options in the user's configuration. Those of [options] are for every verb that has
     them. Raises UsageError for a table that is no verb's, and for an option that the verb does not have."""
@@ -289,6 +293,6 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
     elif marker.check is not None:
         given["callback"] = partial(_checked, marker.check)
     elif (read := marker.read) is not None:
-        given["callback"] = lambda ctx, param, value: value if ctx.resilient_parsing else read(value)
+        given["callback"] = partial(_read, read)
     shown = not (required or default is None or default is False or default == "")
     return click.Option([name, *marker.flags], multiple=many, nargs=len(several) or 1, show_default=shown, **given)

@@ -30,7 +30,8 @@ def list_models(
 ) -> None:
     """List the models in the cache of the Hub: name, size, GGUF files; and the aliases of the configuration."""
     rows: list[dict[str, object]] = []
-    for repo in sorted(cached().repos, key=lambda r: r.repo_id):
+    info = cached()
+    for repo in sorted(() if info is None else info.repos, key=lambda r: r.repo_id):
         names = sorted({f.file_name for revision in repo.revisions for f in revision.files})
         files = [n for n in names if n.endswith(".gguf")]
         if repo.repo_type == "model" and (everything or files or any(n.endswith(".safetensors") for n in names)):

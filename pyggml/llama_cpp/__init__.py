@@ -29,7 +29,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Names of the low-level functions and of the types stand in this module, too."""
-    if name in llama_types.__all__:
+    if name.startswith(("Chat", "Completion", "Create", "Embedding", "Json")):
         return getattr(llama_types, name)
     if name.startswith("__"):
         raise AttributeError(name)

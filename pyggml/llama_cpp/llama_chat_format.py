@@ -257,9 +257,10 @@ class Gemma4ChatHandler(MTMDChatHandler):
 
 
 def _part(part: Any) -> Any:
-    if not isinstance(part, Mapping) or cast("Mapping[str, Any]", part).get("type") != "image_url":
-        return part
-    given = cast("Mapping[str, Any]", part).get("image_url")
+    known = cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
+    if known.get("type") != "image_url":
+        return cast("object", part)
+    given = known.get("image_url")
     url = cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise ModelError(f"image_url must be a URL, or an object with a url, not {given!r:.60}")

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -227,8 +227,8 @@ def llama_init_from_model(model: Model, params: llama_context_params) -> LlamaCo
     if params.embeddings:
         options |= {"embeddings": True, "pooling": _POOLING.get(params.pooling_type)}
     try:
-        types = {"type_k": _dtype(params.type_k), "type_v": _dtype(params.type_v)}
-        return model.new_context(params.n_ctx or model.hparams.n_ctx_train, **options, **types)
+        options |= {"type_k": _dtype(params.type_k), "type_v": _dtype(params.type_v)}
+        return model.new_context(params.n_ctx or model.hparams.n_ctx_train, **options)
     except GGMLError as e:
         _log.error("%s", e)
         return None
@@ -486,7 +486,7 @@ def llama_sampler_sample(smpl: llama_sampler, ctx: LlamaContext, idx: int) -> in
     if smpl.made is None:
         parts = smpl.chain or [smpl]
         options: dict[str, Any] = {k: v for part in parts for k, v in part.options.items()}
-        given = {"temp": 1.0} | options
+        given: dict[str, Any] = {"temp": 1.0, **options}
         order = tuple(part.name for part in parts if part.name)
         smpl.made = SamplerChain(SamplingParams(**given, samplers=order), ctx.model.vocab)
     token = smpl.made.sample(np.array(ctx.logits_ith(idx)))
@@ -546,7 +546,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _dtype(number: int) -> DType:
-    found = cast("DType | None", next((t for t in DType if t.gguf_id == number), None))
+    found = next((t for t in DType if t.gguf_id == number), None)
     if found is None:
         raise GGMLError(f"there is no ggml type {number}")
     return found

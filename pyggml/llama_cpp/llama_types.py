@@ -163,7 +163,3 @@ ChatCompletionRequestMessage = (
     | ChatCompletionRequestToolMessage
     | ChatCompletionRequestFunctionMessage
 )
-
-__all__ = [
-    *(name for name in dict(globals()) if name.startswith(("Chat", "Completion", "Create", "Embedding", "Json"))),
-]

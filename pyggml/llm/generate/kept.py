@@ -138,8 +138,8 @@ def stream_tokens(
         return until_end(new_generation(model, prompt, n_predict, n_probs, **options))
     given: Any = dict(options)
     own: OwnContext = {k: given.pop(k) for k in OwnContext.__annotations__ if k in given}  # pyright: ignore[reportAssignmentType]
-    of_text = [given.pop(k, d) for k, d in (("logits_processor", ()), ("stopping_criteria", ()), ("special", False))]
-    text = text_request(model, prompt, n_predict, n_probs, *of_text, given)
+    processors, stopping, special = (given.pop(k, ()) for k in ("logits_processor", "stopping_criteria", "special"))
+    text = text_request(model, prompt, n_predict, n_probs, processors, stopping, bool(special), given)
     return begin(model, text, own, kept)[1]
 
 

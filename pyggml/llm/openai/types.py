@@ -121,7 +121,11 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class ChatCompletionChunk(TypedDict, total=False):
+class _ChunkUsage(TypedDict, total=False):
+    usage: Usage
+
+
+class ChatCompletionChunk(_ChunkUsage):
     """A part of an answer to a chat. `usage`: in the last one, when that was asked for."""
 
     id: str
@@ -129,7 +133,6 @@ class ChatCompletionChunk(TypedDict, total=False):
     created: int
     model: str
     choices: list[ChatChunkChoice]
-    usage: Usage
 
 
 class EmbeddingData(TypedDict):
