@@ -65,6 +65,7 @@ _IGNORED = frozenset(
         "f16_kv",
         "low_vram",
         "n_gqa",
+        "n_parts",
     ]
 )
 

@@ -257,11 +257,11 @@ class Gemma4ChatHandler(MTMDChatHandler):
 
 
 def _part(part: Any) -> Any:
-    known = cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
+    known: dict[str, Any] = dict(cast("Mapping[str, Any]", part)) if isinstance(part, Mapping) else {}
     if known.get("type") != "image_url":
         return cast("object", part)
-    given = known.get("image_url")
-    url = cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
+    given: Any = known.get("image_url")
+    url: Any = cast("Mapping[str, Any]", given).get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str):
         raise ModelError(f"image_url must be a URL, or an object with a url, not {given!r:.60}")
     return {"type": "image", "image": _picture(url)}

@@ -221,13 +221,13 @@ _POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
 
 def llama_init_from_model(model: Model, params: llama_context_params) -> LlamaContext | None:
     """A context; None, with an error in the log, when it cannot be made."""
-    options: dict[str, Any] = {"n_batch": params.n_batch, "n_ubatch": params.n_ubatch, "n_seq_max": params.n_seq_max}
+    options: Any = {"n_batch": params.n_batch, "n_ubatch": params.n_ubatch, "n_seq_max": params.n_seq_max}
     options |= {"n_threads": params.n_threads or None, "n_threads_batch": params.n_threads_batch or None}
-    options |= {"flash_attn": params.flash_attn_type > 0}
+    options["flash_attn"] = params.flash_attn_type > 0
     if params.embeddings:
         options |= {"embeddings": True, "pooling": _POOLING.get(params.pooling_type)}
     try:
-        options |= {"type_k": _dtype(params.type_k), "type_v": _dtype(params.type_v)}
+        options["type_k"], options["type_v"] = _dtype(params.type_k), _dtype(params.type_v)
         return model.new_context(params.n_ctx or model.hparams.n_ctx_train, **options)
     except GGMLError as e:
         _log.error("%s", e)

@@ -90,9 +90,9 @@ class ChatSession:
 
     def load(self, messages: object) -> None:
         """Go on with other messages. Raises ModelError for anything that is not a list of messages with text."""
-        known = cast("list[Any]", messages) if isinstance(messages, list) else [None]
+        known: list[Any] = cast("list[Any]", messages) if isinstance(messages, list) else [None]
         for i, m in enumerate(known):
-            told = cast("dict[str, Any]", m) if isinstance(m, dict) else {}
+            told: dict[str, Any] = cast("dict[str, Any]", m) if isinstance(m, dict) else {}
             roles = ("system", "user", "assistant") if i == 0 else ("user", "assistant")
             if told.get("role") not in roles or not isinstance(told.get("content"), str | list):
                 raise ModelError(f"message {i} must have the role {' or '.join(roles)}, and content, not {m!r:.60}")
