@@ -252,19 +252,25 @@ class Llama:
 
     # -- completions ------------------------------------------------------------------------------------------------
 
-    def create_completion(self, prompt: str | Sequence[int], *args: Any, **request: Any) -> Any:
+    def create_completion(
+        self, prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], *args: Any, **request: Any
+    ) -> Any:
         """See `Model.create_completion`."""
         options = self.request({**dict(zip(_COMPLETION.split(), args, strict=False)), **request})
-        if isinstance(prompt, str) and not self._own_tokenizer and options.get("suffix") is None:
-            prompt = self.tokenize(prompt.encode(), special=True)
-        return self.model.create_completion(prompt, **options)
+        if self._own_tokenizer or options.get("suffix") is not None:
+            return self.model.create_completion(prompt, **options)
+        prompts: list[Any] = list(prompt) if isinstance(prompt, (list, tuple)) else [prompt]
+        ids = [self.tokenize(p.encode(), special=True) if isinstance(p, str) else p for p in prompts]
+        return self.model.create_completion(ids if isinstance(prompt, (list, tuple)) else ids[0], **options)
 
     __call__ = create_completion
 
     def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **request: Any) -> Any:
         """See `Model.create_chat_completion`."""
         request = {**dict(zip(_CHAT.split(), args, strict=False)), **request}
-        if self.chat_handler is not None and not isinstance(self.chat_handler, MTMDChatHandler):
+        if isinstance(self.chat_handler, MTMDChatHandler):
+            messages = self.chat_handler.messages(messages)
+        elif self.chat_handler is not None:
             return self.chat_handler(llama=self, messages=messages, **request)
         options = self.request(request)
         if self.chat_format in FUNCTION_FORMATS and "chat_template" not in options:
@@ -277,7 +283,7 @@ class Llama:
         if self._registered is not None and "chat_template" not in options:
             options |= self._registered.options(messages)
         options.setdefault("chat_template", self._template)
-        return self.model.create_chat_completion(MTMDChatHandler.messages(messages), **options)
+        return self.model.create_chat_completion(messages, **options)
 
     def create_chat_completion_openai_v1(self, *args: Any, **request: Any) -> Any:
         """`create_chat_completion` with objects of the openai package. Raises ImportError without it."""

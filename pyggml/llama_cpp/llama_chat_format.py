@@ -197,7 +197,8 @@ class MTMDChatHandler:
 
     @staticmethod
     def messages(given: Messages) -> list[dict[str, Any]]:
-        """Messages whose parts `image_url` have become pictures. Raises ModelError for a picture that cannot be had."""
+        """Messages whose parts `image_url` have become pictures. Raises ModelError for a picture that cannot be had,
+        and OSError when a site cannot be reached."""
         made: list[dict[str, Any]] = []
         for message in given:
             content: Any = message.get("content")
