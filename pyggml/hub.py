@@ -15,9 +15,7 @@ from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
-from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
 
 from .config import read_config
 from .errors import ModelError
@@ -277,6 +275,9 @@ def _of_url(url: str) -> str:
 def _fetch(url: str, path: Path) -> None:
     """Download a file. What was broken off goes on, unless the file has changed since. Raises ModelError when the site
     refuses, or when less came than it said."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen  # which load OpenSSL
+
     part, mark = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
     begun = part.stat().st_size if part.exists() and mark.exists() else 0
     headers = {"Range": f"bytes={begun}-", "If-Range": mark.read_text()} if begun else {}
