@@ -38,9 +38,7 @@ def batch(
     run: Run,
     requests: Annotated[
         Path,
-        Option(
-            "-i", "--input", help="Requests: in each line a JSON object with prompt, messages or input.", metavar="F"
-        ),
+        Option("-i", "--input", help="Requests, one JSON object a line; -: the standard input.", metavar="F"),
     ],
     results: Annotated[Path, Option("-o", "--output", help="Results, one in each line.", metavar="F")],
     n_predict: Annotated[int, declared("n_predict", "Tokens of each; -1: no limit.")] = N_PREDICT,
@@ -74,11 +72,12 @@ def batch(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Continue the prompt on each line of a file: {"prompt": "..."} or {"messages": [...]}. A line may also have "id",
-    "n_predict", "stop" and sampling parameters (such as "temp", "json_schema"). {"input": "..."} asks for the embedding
-    of a text. Results are written in order as they come; when it is run again after a kill, it goes on where it
-    stopped. The result of a bad line is an "error". A file with results of another model, or of other options, is
-    refused: name another file."""
+    """Continue the prompt on each line of a file: {"prompt": "..."} or {"messages": [...]}. A line may also have
+    "id", "n_predict" (or "max_tokens"), "stop", sampling parameters (such as "temp", "json_schema") and, with
+    messages, "tools". Lines of OpenAI's batch files ("custom_id", "url", "body") are taken, too, and their results
+    have its "response". {"input": "..."} asks for the embedding of a text. Results are written in order as they
+    come; when it is run again after a kill, it goes on where it stopped. The result of a bad line is an "error". A
+    file with results of another model, or of other options, is refused: name another file."""
     if ray is None and (workers is not None or stages is not None):
         raise click.BadParameter("--workers and --stages are of --ray")
     if ray is not None and kv_ram is not None:

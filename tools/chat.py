@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -13,11 +14,14 @@ from typing import Annotated, Optional, TextIO
 
 import click
 
+from pyggml import limits
 from pyggml.errors import GGMLError, KVCacheFull, ModelError
 from pyggml.llm.generate.chat import ChatSession
+from pyggml.llm.generate.engine import Token
 from pyggml.llm.generate.named_templates import TEMPLATES
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.samplers import SamplerChain, SamplingParams
+from pyggml.small_file import parse_json, read_text
 
 from . import summary
 from .adapters import Adapters
@@ -29,7 +33,8 @@ from .prompt_text import unescape
 from .running import Run
 from .sampling import Sampling, Stop, declared
 
-_PROMPT = "> "
+_PROMPT, _MORE = "> ", ". "
+_HISTORY = 1000  # lines that stay for the next chat
 KeepOfChat = Annotated[
     int, Option("--keep", help="Tokens of the start that a context shift keeps; -1: the system message.", min=-1)
 ]
@@ -62,8 +67,9 @@ def chat(
     keep: KeepOfChat = -1,
     as_json: Json = False,
 ) -> None:
-    """Talk with a model: a line is a message, a line that begins with / is a command (/help). Ctrl-C ends a reply;
-    while the program waits for a message, it ends the program. With --json each reply or error is a line with one JSON
+    """Talk with a model: a line is a message, a line that begins with / is a command (/help). A line that ends with \\
+    goes on in the next one, and so does a text that is pasted. Ctrl-C ends a reply; while the program waits for a
+    message, it ends the program. With --json each reply or error is a line with one JSON
     object, and an error ends the program with exit code 1."""
     start = perf_counter()
     if escape:
@@ -111,9 +117,12 @@ class _Console:
 
     def reply(self, line: str) -> None:
         """Show the reply to a message as it comes."""
+        tokens, self.media = self.session.say(line, self.media), []
+        self._show_reply(tokens)
+
+    def _show_reply(self, tokens: Generator[Token, None, None]) -> None:
         start, reason = perf_counter(), "interrupted"
         made: list[str] = []
-        tokens, self.media = self.session.say(line, self.media), []
         try:
             with closing(tokens):
                 for token in tokens:
@@ -134,6 +143,12 @@ class _Console:
             out = {"role": "assistant", "content": "".join(made), "finish_reason": reason, "timings": times}
             print(json.dumps(out), flush=True)
         self._show("\n")
+        memory = self.session.ctx.memory
+        if reason == "length" and memory.used >= memory.size:
+            text = (
+                f"the context is full ({memory.size} tokens): /undo or /reset make room, or begin with --context-shift"
+            )
+            print(f"pyggml: {text}", file=sys.stderr)
 
     def command(self, line: str) -> None:
         """Do what a line with / asks for."""
@@ -159,6 +174,24 @@ class _Console:
 
     def system(self, text: str) -> None:
         self.session.reset(text)
+
+    def regen(self, _: str) -> None:
+        try:
+            tokens = self.session.again()
+        except ModelError as e:
+            self._fail(str(e), e)
+        else:
+            self._show_reply(tokens)
+
+    def undo(self, _: str) -> None:
+        if self.session.undo() is None:
+            self._fail("there is no message yet that could be taken back")
+
+    def load_messages(self, name: str) -> None:
+        try:
+            self.session.load(parse_json(name, read_text(name, limits.TEXT_FILE_BYTES, ModelError), ModelError))
+        except (GGMLError, OSError) as e:
+            self._fail(str(e), e)
 
     def save(self, name: str) -> None:
         if not name:
@@ -202,10 +235,32 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Console, str], None]]] = {
     "system": ("forget the chat, take this system message", _Console.system),
     "image": ("a picture (PATH) for the next message", _Console.image),
     "audio": ("a sound (PATH) for the next message", _Console.audio),
-    "save": ("write the messages to a JSON file", _Console.save),
+    "regen": ("another reply to the last message", _Console.regen),
+    "undo": ("take back the last message and its reply", _Console.undo),
+    "save": ("write the messages to a JSON file (PATH)", _Console.save),
+    "load": ("go on with the messages of such a file", _Console.load_messages),
     "timings": ("of the last reply", _Console.timings),
     "quit": ("end (also Ctrl-D)", _Console.quit),
 }
+
+
+def _keep_history() -> None:
+    """Let lines be edited, with those of earlier chats; a text that is pasted is one message."""
+    import atexit
+    import readline  # gives input() editing and a history
+
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    readline.set_history_length(_HISTORY)
+    path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyggml" / "chat_history"
+    with suppress(OSError):
+        readline.read_history_file(path)
+
+    def write() -> None:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            readline.write_history_file(path)
+
+    atexit.register(write)
 
 
 def _error(e: Exception) -> dict[str, dict[str, str]]:
@@ -217,11 +272,15 @@ def _reader(stdin: TextIO, as_json: bool) -> Callable[[], str | None]:
     prompt, and the line can be edited."""
     tty = stdin.isatty()
     if tty:
-        import readline  # noqa: F401  # pyright: ignore[reportUnusedImport]  # gives input() a history
+        _keep_history()
 
     def read() -> str | None:
         try:
-            return input("" if as_json or not tty else _PROMPT)
+            lines = [input("" if as_json or not tty else _PROMPT)]
+            while lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                lines.append(input("" if as_json or not tty else _MORE))
+            return "\n".join(lines)
         except (EOFError, KeyboardInterrupt):
             if tty:
                 print(file=sys.stderr)

@@ -11,7 +11,7 @@ import click
 
 from pyggml.errors import GGMLError, nearest
 
-from .command import WholeOptions, verb
+from .command import WholeOptions, configured, verb
 from .exits import INTERRUPTED
 from .plain import plain
 
@@ -28,6 +28,9 @@ VERBS = {  # name: module and function
     "embed": "embed.embed",
     "transcribe": "transcribe.transcribe",
     "info": "info.info",
+    "pull": "hub.pull",
+    "list": "hub.list_models",
+    "rm": "hub.rm",
     "convert": "convert.convert",
     "quantize": "quantize.quantize",
     "split": "split.split",
@@ -57,7 +60,10 @@ class _App(WholeOptions, click.Group):
         """Name a verb that is spelt like an unknown one."""
         if args[0] not in VERBS and (like := nearest(args[0], VERBS, 1)):
             ctx.fail(f"No such command {args[0]!r}. Did you mean {like[0]!r}?")
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, click.Command) and name is not None:
+            ctx.default_map = {**(ctx.default_map or {}), name: configured(name, command, VERBS)}
+        return name, command, rest
 
     def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:

@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, cast, get_ar
 
 import click
 
+from pyggml.config import config_path, read_config
 from pyggml.errors import GGMLError, nearest
 
 T = TypeVar("T")
@@ -37,11 +38,12 @@ class Option:
         above: float | None = None,
         max: float | None = None,
         check: Callable[[Any], object] | None = None,
+        read: Callable[[Any], object] | None = None,
         panel: str = PANEL,
         config: bool = False,
     ) -> None:
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
-        self.min, self.above, self.max, self.check, self.config = min, above, max, check, config
+        self.min, self.above, self.max, self.check, self.read, self.config = min, above, max, check, read, config
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,28 @@ def _checked(check: Callable[[Any], object], ctx: click.Context, param: click.Op
     return value
 
 
+def _read(read: Callable[[Any], object], ctx: click.Context, param: click.Option, value: Any) -> object:
+    return value if ctx.resilient_parsing else read(value)
+
+
+def configured(name: str, command: click.Command, verbs: Iterable[str]) -> dict[str, Any]:
+    """The defaults of a verb's options in the user's configuration. Those of [options] are for every verb that has
+    them. Raises UsageError for a table that is no verb's, and for an option that the verb does not have."""
+    config = read_config()
+    known = {
+        flag.lstrip("-"): str(p.name) for p in command.params if isinstance(p, click.Option) for flag in p.opts
+    } | {str(p.name): str(p.name) for p in command.params if isinstance(p, click.Option)}
+    for table in config.verbs:
+        if table not in verbs:
+            raise click.UsageError(f"{config_path()}: [{table}] is no verb")
+    own = config.verbs.get(name, {})
+    for option in own:
+        if option not in known:
+            like = nearest(option, known, 1) or ["none of them"]
+            raise click.UsageError(f"{config_path()}: {name} has no option {option!r}; is it {like[0]}?")
+    return {known[k]: v for k, v in {**config.options, **own}.items() if k in known}
+
+
 def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> Path | None:
     """Take the values in a YAML file as defaults of the verb's options. Its keys are their long names."""
     if value is None:
@@ -268,5 +292,7 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
         given |= {"is_eager": True, "callback": _configured}
     elif marker.check is not None:
         given["callback"] = partial(_checked, marker.check)
+    elif (read := marker.read) is not None:
+        given["callback"] = partial(_read, read)
     shown = not (required or default is None or default is False or default == "")
     return click.Option([name, *marker.flags], multiple=many, nargs=len(several) or 1, show_default=shown, **given)

@@ -12,13 +12,16 @@ _INSTEAD = {
         --gpu-layers-draft --n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-override-tensor
         -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-n-cpu-moe
         --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
-    "nothing is downloaded: fetch the model first, and name its file or folder by -m": """
-        -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline -cl --cache-list
-        --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
-        --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
+    "-m takes USER/REPO:PART, where PART is a part of the file's name": "-hff --hf-file",
+    "a token is in HF_TOKEN, or in the file of `hf auth login`": "-hft --hf-token",
+    "-m takes a URL": "-mu --model-url",
+    "HF_HUB_OFFLINE=1 says so": "--offline",
+    "`pyggml list` lists the models": "-cl --cache-list",
+    "-m takes a repository of the Hugging Face Hub, as USER/REPO": """
+        -dr --docker-repo --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default
+        --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default
         --vision-gemma-4b-default --vision-gemma-12b-default""",
-    "nothing is downloaded: fetch the model first, and name its file by -md": """
-        --spec-draft-hf -hfd -hfrd --hf-repo-draft""",
+    "-md takes USER/REPO:Q4_K_M, too": "--spec-draft-hf -hfd -hfrd --hf-repo-draft",
     "`pyggml chat` talks with a model": """
         -cnv --conversation -st --single-turn -i --interactive -if --interactive-first -mli --multiline-input
         --in-prefix --in-prefix-bos --in-suffix""",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,14 +10,33 @@ from typing import Annotated, Optional
 
 import click
 
+from pyggml.config import read_config
 from pyggml.errors import BatchError, GGMLError, SamplerError
+from pyggml.hub import find_model
 from pyggml.stream.sizes import memory_size
 
 from .command import Option
 
+
+def the_model(given: str | None) -> str | None:
+    """The local path of the model that is asked for; None: the one that ships with pyggml."""
+    name = given or os.environ.get("PYGGML_MODEL") or read_config().model
+    return None if name is None else find_model(os.path.expanduser(name))
+
+
 ModelPath = Annotated[
     Optional[str],
-    Option("-m", "--model", help="GGUF model file (default: the model that ships with pyggml).", metavar="FILE"),
+    Option(
+        "-m",
+        "--model",
+        "-hf",
+        "-hfr",
+        "--hf-repo",
+        help="GGUF file, folder, USER/REPO[:Q4_K_M] of the Hugging Face Hub, URL, or alias (default: PYGGML_MODEL, the "
+        "configuration's, or the model that ships with pyggml).",
+        metavar="MODEL",
+        read=the_model,
+    ),
 ]
 Ram = Annotated[
     Optional[str],

@@ -1,30 +1,36 @@
 """The interface of llama-cpp-python: code written for that package runs with `from pyggml.llama_cpp import Llama`.
 
-docs/llama_cpp.md says what is the same and what is not.
+Modules have that package's names. docs/llama_cpp.md says what is the same and what is not.
 """
 
-from .given import LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
-from .llama import (
-    LLAMA_DEFAULT_SEED,
-    LLAMA_POOLING_TYPE_CLS,
-    LLAMA_POOLING_TYPE_LAST,
-    LLAMA_POOLING_TYPE_MEAN,
-    LLAMA_POOLING_TYPE_NONE,
-    LLAMA_POOLING_TYPE_RANK,
-    LLAMA_POOLING_TYPE_UNSPECIFIED,
-    Llama,
-)
+from typing import Any
+
+from . import llama_cpp, llama_types
+from .llama import Llama, LogitsProcessorList, StoppingCriteriaList
+from .llama_cache import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache, LlamaState
+from .llama_grammar import LlamaGrammar
+
+__version__ = "0.3.36"  # the version of llama-cpp-python whose interface this is
 
 __all__ = [
-    "LLAMA_DEFAULT_SEED",
-    "LLAMA_POOLING_TYPE_CLS",
-    "LLAMA_POOLING_TYPE_LAST",
-    "LLAMA_POOLING_TYPE_MEAN",
-    "LLAMA_POOLING_TYPE_NONE",
-    "LLAMA_POOLING_TYPE_RANK",
-    "LLAMA_POOLING_TYPE_UNSPECIFIED",
+    "BaseLlamaCache",
     "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
     "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
     "LogitsProcessorList",
     "StoppingCriteriaList",
+    "llama_cpp",
+    "llama_types",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the low-level functions and of the types stand in this module, too."""
+    if name.startswith(("Chat", "Completion", "Create", "Embedding", "Json")):
+        return getattr(llama_types, name)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(llama_cpp, name)

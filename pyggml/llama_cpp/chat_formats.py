@@ -5,6 +5,7 @@ Most formats are `_Style`s, of which a Jinja template is made. Those that offer 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -179,6 +180,17 @@ _OF_THE_FILE = "chat_template."  # names of templates in the metadata begin with
 NAMES = (*_STYLES, *FUNCTION_FORMATS)
 
 
+def style_of(name: str) -> ChatTemplate | None:
+    """The format `name`, spelt as in the names of llama-cpp-python's functions (llama3, mistral_instruct); None when
+    there is no such format, or it needs a model."""
+    found = next((n for n in _STYLES if re.sub("[-_]", "", n) == name.replace("_", "")), None)
+    if found is None:
+        return None
+    style = _STYLES[found]
+    stop = (_STOPS[found],) if found in _STOPS else ()
+    return ChatTemplate(found, style if isinstance(style, str) else style.source(), stop)
+
+
 def find_chat_format(name: str | None, model: LoadedModel) -> tuple[str, ChatTemplate]:
     """The chat format `name` and its template. None: the template of the model's metadata, or "llama-2" when it has
     none. The names are those of llama-cpp-python and those of `find_template`. Raises ModelError for other names, and
@@ -187,10 +199,8 @@ def find_chat_format(name: str | None, model: LoadedModel) -> tuple[str, ChatTem
         name = f"{_OF_THE_FILE}default" if isinstance(model.kv.get("tokenizer.chat_template"), str) else "llama-2"
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"chat_format must be a name, not {name!r:.60}")
-    if name in _STYLES:
-        style = _STYLES[name]
-        stop = (_STOPS[name],) if name in _STOPS else ()
-        return name, ChatTemplate(name, style if isinstance(style, str) else style.source(), stop)
+    if name in _STYLES and (style := style_of(name.replace("-", "_"))) is not None:
+        return name, style
     if name in FUNCTION_FORMATS:
         return name, FUNCTION_FORMATS[name](model)
     if name == f"{_OF_THE_FILE}default" and isinstance(model.kv.get("tokenizer.chat_template"), str):

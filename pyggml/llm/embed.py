@@ -18,6 +18,7 @@ from .options import ContextOptions
 
 HEADS = {"cls.weight", "cls.output.weight"}  # a reranker has one of these
 
+_WORTH = 8  # tokens that texts must begin with alike to be evaluated once
 INT16_LARGEST = 32760.0  # what llama.cpp scales to
 Text = str | Sequence[int]
 
@@ -71,13 +72,17 @@ def embed(
     if not ids:
         return np.empty((0, hp.n_embd), np.float32)
     size = max(n_ubatch, *map(len, ids))
-    parts = list(_packed(ids, size))
+    n_shared = _n_shared(model, ids, pooling)
+    parts = list(_packed([tokens[n_shared:] for tokens in ids], size - n_shared))
+    n_texts = max(map(len, parts))
     options: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn}
     options.update(context or {})
-    options.update(n_batch=size, n_ubatch=size, n_seq_max=max(map(len, parts)))
+    options.update(n_batch=size, n_ubatch=size, n_seq_max=n_texts + bool(n_shared))
     options.update(embeddings=True, pooling=pooling, layer=layer)
     with LlamaContext(model, size, **options) as ctx:
-        rows = np.concatenate([_embedded(ctx, [ids[i] for i in part]) for part in parts])
+        if n_shared:
+            ctx.decode(Batch.prompt(list(ids[0][:n_shared]), 0, n_texts))
+        rows = np.concatenate([_embedded(ctx, [ids[i] for i in part], n_shared, n_texts) for part in parts])
         rows = rows[np.argsort(np.concatenate(parts))]
         return rows if ctx.pooling == "rank" else normalized(rows, normalize)
 
@@ -161,11 +166,31 @@ def _packed(ids: Sequence[Sequence[int]], size: int) -> Iterator[list[int]]:
     yield part
 
 
-def _embedded(ctx: Decoder, ids: Sequence[Sequence[int]]) -> Floats:
+def _n_shared(model: LoadedModel, ids: Sequence[Sequence[int]], pooling: str | None) -> int:
+    """How many tokens all texts begin with that are evaluated once, such as an instruction. 0 when it is not worth it,
+    or the model does not look back: only the embedding of a last token depends on them by keys and values alone."""
+    hp = model.hparams
+    looks_back = hp.causal_attn and model.architecture.encode is None and model.architecture.memory == "kv"
+    if len(ids) < 2 or (pooling or hp.pooling) != "last" or not looks_back or hp.n_swa:
+        return 0
+    texts = [list(tokens) for tokens in ids]
+    first, last = min(texts), max(texts)  # all others are between them, and so begin with what these two begin with
+    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    n = min(n, min(map(len, texts)) - 1)
+    return n if n >= _WORTH else 0
+
+
+def _embedded(ctx: Decoder, ids: Sequence[Sequence[int]], n_shared: int, shared: int) -> Floats:
+    """The embeddings of some texts, whose first `n_shared` tokens sequence `shared` has evaluated."""
     batch = Batch()
+    for seq in range(shared if n_shared else 0):
+        ctx.memory.seq_rm(seq)
+    if not n_shared:
+        ctx.memory.clear()
     for seq, tokens in enumerate(ids):
-        for pos, token in enumerate(tokens):
+        if n_shared:
+            ctx.memory.seq_cp(shared, seq)
+        for pos, token in enumerate(tokens[n_shared:], n_shared):
             batch.add(token, pos, seq)
-    ctx.memory.clear()
     (ctx.decode if ctx.model.architecture.encode is None else ctx.encode)(batch)
     return np.array(ctx.embeddings)

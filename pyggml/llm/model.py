@@ -21,6 +21,7 @@ from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
+from pyggml.hub import find_model
 from pyggml.inspect.watch import Watches
 from pyggml.models import get_architecture
 from pyggml.signature import hands_on, keywords_of
@@ -33,7 +34,8 @@ from .adapters.lora import Lora, load_lora_gguf
 from .context import LlamaContext
 from .elsewhere import Elsewhere
 from .figures.report import log_model
-from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces, until_end
+from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces
+from .generate.kept import KeptContext, stream_tokens
 from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
@@ -70,6 +72,13 @@ class Model(LoadedModel):
     def new_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> LlamaContext:
         """A context with a cache of `n_ctx` cells, see `LlamaContext`."""
         return LlamaContext(self, n_ctx, **options)
+
+    @hands_on(*keywords_of(LlamaContext.__init__))
+    def keep_context(self, n_ctx: int = 512, **options: Unpack[ContextOptions]) -> KeptContext:
+        """A context that stays between texts: what one text and the next begin with alike is evaluated once. For the
+        option `kept` of `generate`, `stream` and `create_completion`. Arguments: see `LlamaContext`."""
+        self._name()  # raises when the model was closed
+        return KeptContext(lambda: self.new_context(n_ctx, **options))
 
     @cached_property
     def heads(self) -> tuple[DraftHead, ...]:
@@ -165,9 +174,16 @@ class Model(LoadedModel):
         self.control = ControlVector({}) if control_vector is None else control_vector
 
     @_GENERATES
-    def generate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> Iterator[str]:
+    def generate(
+        self,
+        prompt: Prompt,
+        n_predict: int = 128,
+        *,
+        kept: KeptContext | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Iterator[str]:
         """Continue `prompt` as `stream` does, yielding the text alone, in pieces of whole characters."""
-        return pieces(until_end(new_generation(self, prompt, n_predict, **options)))
+        return pieces(stream_tokens(self, prompt, n_predict, None, kept, **options))
 
     @_GENERATES
     def infill(
@@ -179,7 +195,13 @@ class Model(LoadedModel):
 
     @_GENERATES
     def stream(
-        self, prompt: Prompt, n_predict: int = 128, n_probs: int = 0, **options: Unpack[GenerateOptions]
+        self,
+        prompt: Prompt,
+        n_predict: int = 128,
+        n_probs: int = 0,
+        *,
+        kept: KeptContext | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Token]:
         """Continue `prompt` token by token, until the model ends the text or after `n_predict` tokens (negative: until
         the context is full). Closing the iterator ends it. The prompt is text, token ids, a `MediaPrompt`, or the
@@ -189,11 +211,12 @@ class Model(LoadedModel):
         Each token has its log-probability and the `n_probs` likeliest alternatives. `stop` strings end the text and are
         not shown. `n_ctx` None makes room for prompt and continuation. `cfg_scale` is the factor by which the prompt
         counts more than `negative_prompt` (classifier-free guidance; 1: off). `context`: further arguments for the
-        `LlamaContext`. `special`: control tokens are text, too. All other options: `SamplingParams`.
+        `LlamaContext`. `kept`: a context of `keep_context`, which has evaluated what the prompt begins with. `special`:
+        control tokens are text, too. All other options: `SamplingParams`.
         Raises ModelError, BatchError for a bad prompt, KVCacheFull when the prompt is longer than the context,
         SamplerError for bad sampling parameters.
         """
-        return until_end(new_generation(self, prompt, n_predict, n_probs, **options))
+        return stream_tokens(self, prompt, n_predict, n_probs, kept, **options)
 
     @_GENERATES
     def agenerate(self, prompt: Prompt, n_predict: int = 128, **options: Unpack[GenerateOptions]) -> AsyncIterator[str]:
@@ -291,9 +314,10 @@ def load_model(
     mmproj: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
-    by default the model that ships with the package. For a model in several files, `path` is the first
-    (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files (`use_mmap=False` reads them into
-    memory); weights of a folder that have another layout there are copied.
+    by default the model that ships with the package. `path` may also be a repository of the Hugging Face Hub
+    ("Qwen/Qwen3-0.6B", "USER/REPO:Q4_K_M"), a URL, or an alias of the configuration, see `hub.find_model`. For a model
+    in several files, it is the first (NAME-00001-of-00003.gguf). Weights stay where they are in the mapped files
+    (`use_mmap=False` reads them into memory); weights of a folder that have another layout there are copied.
 
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);
@@ -317,7 +341,7 @@ def load_model(
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
         raise ModelError(f"{what}: weights that use_mmap=False reads into memory are no longer read from the file")
-    source = default_model_path() if path is None else path
+    source = default_model_path() if path is None else find_model(path_name(path, ModelError))
     if not vocab_only and os.path.isdir(source):
         from pyggml.hf.towers import is_tower
 

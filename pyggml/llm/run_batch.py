@@ -15,6 +15,7 @@ from .generate.batched import new_contexts
 from .generate.requests import Result, answer
 from .loaded import LoadedModel
 from .model import load_model
+from .openai.batch_lines import read_line
 from .samplers import N_PREDICT, TEXT_KEYWORDS, TextOptions
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ def batch(
     `model` may be a path, or None for the model that ships with the package. Such a model is loaded with at most `ram`
     ("2GiB", or bytes) of its weights in memory, see `load_model`.
 
+    A mapping with `messages` may have `tools`, and its result has `tool_calls`. Lines of OpenAI's batch files
+    (`custom_id`, `method`, `url`, `body`) are taken, too: their bodies have all options, and none of those given here
+    count; their results have `custom_id` and `response`, with a completion or a chat completion as its `body`.
+
     A result has `index`, the request's `id` if it has one, and `text`, `finish_reason`, `n_prompt`, `n_predicted`. When
     a request fails, its result has `error` instead, with what is wrong, and the others go on; the same holds for a
     request that is a GGMLError itself. Raises BatchError for a bad `n_parallel`, SamplerError for bad sampling
@@ -63,4 +68,4 @@ def batch(
     own: ContextOptions = {"n_threads": n_threads, "flash_attn": flash_attn, "kv_ram": kv_ram}
     vectors = partial(embed, model, n_threads=n_threads, flash_attn=flash_attn)
     contexts = new_contexts(model, own, context)
-    return answer(model, requests, contexts, n_predict, vectors, n_parallel=n_parallel, **asked)
+    return answer(model, requests, contexts, n_predict, vectors, read_line, n_parallel=n_parallel, **asked)

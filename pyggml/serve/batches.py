@@ -25,13 +25,13 @@ from starlette.types import ASGIApp, Message
 
 from pyggml import limits
 from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError
 from .http import Json, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
-_ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _OPEN = ("in_progress", "cancelling")
 Object = dict[str, Any]
 
@@ -121,8 +121,8 @@ class Batches:
             return Json({"object": "list", "data": list(self._objects("batch")), "has_more": False})
         asked = await json_object(request, self._timeout)
         endpoint, source = asked.get("endpoint"), asked.get("input_file_id")
-        if endpoint not in _ENDPOINTS:
-            raise HTTPError(400, f"endpoint: one of {', '.join(_ENDPOINTS)}, not {endpoint!r:.60}")
+        if endpoint not in ENDPOINTS:
+            raise HTTPError(400, f"endpoint: one of {', '.join(ENDPOINTS)}, not {endpoint!r:.60}")
         if not isinstance(source, str) or not _ID.fullmatch(source) or not self._data(source).is_file():
             raise HTTPError(400, f"input_file_id: there is no file {source!r:.60}")
         batch: Object = {
@@ -293,7 +293,7 @@ def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
             line: Any = json.loads(text)
         except (ValueError, RecursionError):
             line = ""
-        why = _why_not(line, endpoint, seen)
+        why = why_not(line, (endpoint,), seen)
         if why:
             wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
         else:
@@ -302,21 +302,6 @@ def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
     if not found and not wrong:
         wrong.append({"code": "empty_file", "message": "the file has no requests", "line": None, "param": None})
     return found, wrong
-
-
-def _why_not(line: Any, endpoint: str, seen: set[str]) -> str:
-    """What is wrong with a line; "" when nothing is."""
-    if not isinstance(line, dict):
-        return "no JSON object"
-    request = cast("Object", line)
-    if not isinstance(request.get("custom_id"), str) or request["custom_id"] in seen:
-        return "custom_id: a text that no other line has"
-    if request.get("method", "POST") != "POST" or request.get("url") != endpoint:
-        return f"method and url: POST {endpoint}"
-    body = request.get("body")
-    if not isinstance(body, dict) or cast("Object", body).get("stream"):
-        return "body: an object that asks for no stream"
-    return ""
 
 
 def _n_lines(path: Path) -> int:

@@ -130,3 +130,26 @@ def test_norms() -> None:
     np.testing.assert_allclose(normalized(rows, 3)[0], np.array([3, -4]) / 91 ** (1 / 3), rtol=1e-6)
     with pytest.raises(ModelError, match="normalize = -2"):
         normalized(rows, -2)
+
+
+def test_what_texts_begin_with_is_evaluated_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    decode = LlamaContext.decode
+
+    def counted(self: LlamaContext, batch: Batch) -> None:
+        sizes.append(batch.n_tokens)
+        decode(self, batch)
+
+    texts = [f"Instruct: find a place. Query: {t}" for t in ("a", "bc", "def", "g")]
+    alone = np.concatenate([model.embed([t], "last", n_threads=1) for t in texts])
+    with monkeypatch.context() as m:
+        m.setattr(LlamaContext, "decode", counted)
+        together = model.embed(texts, "last", n_threads=1)
+        assert sum(sizes) < 1.5 * len(model.tokenize(texts[2])) and len(sizes) == 2
+        sizes.clear()
+        model.embed(texts, "mean", n_threads=1)  # the mean is of all tokens
+        model.embed(["ab", "ac"], "last", n_threads=1)  # not worth it
+        assert len(sizes) == 2
+    np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
+    same = model.embed([texts[0]] * 3, "last", n_threads=1)
+    np.testing.assert_allclose(same, alone[[0, 0, 0]], rtol=1e-5, atol=1e-6)

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "operators", "limits"),
     ("small_file", "signature", "scope", "breaker"),
+    ("config",),
+    ("hub",),
     ("var",),
     ("dtypes", "lock"),
     ("buffers.buffer", "types"),

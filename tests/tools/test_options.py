@@ -28,7 +28,7 @@ SAME = """
 --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w --repack --no-repack -nr -ctk --cache-type-k -ctv --cache-type-v
 --override-kv --lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range -m --model
 --chat-template --log-file -v --verbose --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min --draft-p-min
---spec-draft-model -md --model-draft -mm --mmproj --image --audio
+--spec-draft-model -md --model-draft -mm --mmproj --image --audio --hf-repo
 """
 OTHER = {
     "--load-mode": ("--mmap", "--no-mmap", "--mlock"),
@@ -57,9 +57,8 @@ WHY_NOT = {
         --spec-draft-poll --spec-draft-cpu-mask-batch
         --spec-draft-cpu-strict-batch --spec-draft-prio-batch
         --spec-draft-poll-batch""",
-    "nothing is downloaded": """--model-url --docker-repo --hf-repo --hf-file --hf-token --offline
-        --cache-list --spec-draft-hf --gpt-oss-20b-default
-        --gpt-oss-120b-default --vision-gemma-4b-default
+    "-m takes repositories and URLs, the environment says the rest": """--model-url --docker-repo --hf-file --hf-token
+        --offline --cache-list --spec-draft-hf --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
         --vision-gemma-12b-default""",
     "no video, and pictures are as large as the model says": """--mmproj-url --mmproj-auto --no-mmproj --mmproj-offload
         --mmproj-device --video --image-min-tokens
@@ -275,9 +274,9 @@ def test_options_of_llama_cpp_are_refused_by_name(verb: str, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("generate -hf repo", "-hf is an option of llama.cpp"),
+        ("generate -hff file", "-hff is an option of llama.cpp"),
         ("generate -p -hf -ngl=99 -n 1", "-ngl is an option of llama.cpp"),
-        ("-hf repo", "-hf is an option of llama.cpp"),
+        ("-hf repo", "'-hf'; it is one of: pyggml generate, chat"),
         ("-m model.gguf -p Hello", "'-m'; it is one of: pyggml generate, chat"),
         ("chat -p Hello", "'-p'; it is one of: pyggml generate, tokenize"),
         ("generate -vh", "No such option"),

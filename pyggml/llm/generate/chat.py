@@ -67,6 +67,38 @@ class ChatSession:
             self.messages = [{"role": "system", "content": system}] if system else []
         self.chain.reset()
 
+    def undo(self) -> Message | None:
+        """Forget the last message of the user and what follows it. Returns that message; None when there is none."""
+        for i in range(len(self.messages) - 1, -1, -1):
+            if self.messages[i]["role"] == "user":
+                message = self.messages[i]
+                del self.messages[i:]
+                return message
+        return None
+
+    def again(self) -> Generator[Token, None, None]:
+        """Another reply to the last message of the user, in the place of the last reply; see `say`. Raises ModelError
+        when there is no message yet."""
+        message = self.undo()
+        if message is None:
+            raise ModelError("there is no message yet that could be replied to")
+        content: Any = message["content"]
+        if isinstance(content, str):
+            return self.say(content)
+        *media, text = cast("list[dict[str, Any]]", content)
+        return self.say(text["text"], [(part["type"], part[part["type"]]) for part in media])
+
+    def load(self, messages: object) -> None:
+        """Go on with other messages. Raises ModelError for anything that is not a list of messages with text."""
+        known: list[Any] = cast("list[Any]", messages) if isinstance(messages, list) else [None]
+        for i, m in enumerate(known):
+            told: dict[str, Any] = cast("dict[str, Any]", m) if isinstance(m, dict) else {}
+            roles = ("system", "user", "assistant") if i == 0 else ("user", "assistant")
+            if told.get("role") not in roles or not isinstance(told.get("content"), str | list):
+                raise ModelError(f"message {i} must have the role {' or '.join(roles)}, and content, not {m!r:.60}")
+        self.messages = [{"role": m["role"], "content": m["content"]} for m in known]
+        self.chain.reset()
+
     def say(self, content: str, media: Sequence[tuple[str, Any]] = ()) -> Generator[Token, None, None]:
         """Take a message of the user; yields the tokens of the reply. It becomes a message when it ends, or as far as
         it came when the iterator is closed or interrupted. `media`: pictures and sounds before the text, as

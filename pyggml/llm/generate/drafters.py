@@ -6,7 +6,7 @@ own file (multi-token prediction; Gloeckle et al. 2024, arXiv 2404.19737, and De
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ class Guess(NamedTuple):
     probs: Probs | None = None
 
 
+@runtime_checkable
 class Drafter(Protocol):
     """Guesses how a text goes on."""
 

@@ -449,22 +449,30 @@ def new_generation(
     **asked: Unpack[TextOptions],
 ) -> Generation:
     """A generation in a context of its own. Arguments and errors: see `Model.stream`."""
+    own: OwnContext = {"n_ctx": n_ctx, "n_threads": n_threads, "flash_attn": flash_attn, "cfg_scale": cfg_scale}
+    own |= {"negative_prompt": negative_prompt, "context": context}
+    text = text_request(model, prompt, n_predict, n_probs, logits_processor, stopping_criteria, special, asked)
+    return in_own_context(model, text, **own)
+
+
+def text_request(
+    model: LoadedModel,
+    prompt: Prompt,
+    n_predict: int,
+    n_probs: int | None,
+    logits_processor: LogitsProcessor | Sequence[LogitsProcessor],
+    stopping_criteria: StoppingCriteria | Sequence[StoppingCriteria],
+    special: bool,
+    asked: TextOptions,
+) -> TextRequest:
+    """The text that the arguments of `Model.stream` ask for. Errors: see there."""
     params = text_params(n_predict, asked)
     processors = functions("logits_processor", logits_processor)
     stopping = functions("stopping_criteria", stopping_criteria)
     given, media, stop = read_prompt(model, prompt)
     source, ids = source_and_prompt(model, given)
     params = replace(params, stop=(*stop, *params.stops)) if stop else params
-    return in_own_context(
-        model,
-        TextRequest(ids, params, source, n_probs, processors, stopping, special, media=media),
-        n_ctx=n_ctx,
-        n_threads=n_threads,
-        flash_attn=flash_attn,
-        cfg_scale=cfg_scale,
-        negative_prompt=negative_prompt,
-        context=context,
-    )
+    return TextRequest(ids, params, source, n_probs, processors, stopping, special, media=media)
 
 
 def functions(name: str, given: F | Sequence[F]) -> Sequence[F]:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from math import isfinite
@@ -22,8 +23,8 @@ _BEGIN = b'{"index": '  # each result's line begins so
 
 
 class RequestFile:
-    """The requests of a file, one JSON object in each line (see `batch`; blank lines do not count), and the file of
-    their results, one in each line, in the same order.
+    """The requests of a file ("-": of the standard input), one JSON object in each line (see `batch`; blank lines do
+    not count), and the file of their results, one in each line, in the same order.
 
     n_requests  how many requests there are
     n_done      how many of them have a result in the file
@@ -47,13 +48,18 @@ class RequestFile:
         record: Mapping[str, Any] | None = None,
         retry: bool = False,
     ) -> None:
-        with open_regular(path_name(requests, BatchError), BatchError) as f:
-            self._lines = [line for line in f.read().splitlines() if line.strip()]
+        source = path_name(requests, BatchError)
+        if source == "-":
+            data = sys.stdin.buffer.read()
+        else:
+            with open_regular(source, BatchError) as f:
+                data = f.read()
+        self._lines = [line for line in data.splitlines() if line.strip()]
         self.path = path_name(results, BatchError)
         self._record = {} if record is None else {"by": json.loads(json.dumps(record))}
         self._out = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (this is a context manager)
         try:
-            if os.path.samefile(path_name(requests, BatchError), self.path):
+            if source != "-" and os.path.samefile(source, self.path):
                 raise BatchError(f"{self.path}: results cannot be written over their requests")
             if not stat.S_ISREG(os.fstat(self._out.fileno()).st_mode):
                 raise BatchError(f"{self.path}: is no file that could be gone on with")
@@ -85,7 +91,7 @@ class RequestFile:
             data = self._written(result)
             if os.write(self._out.fileno(), data) != len(data):
                 raise BatchError(f"{self.path}: the disk is full")
-            self._is_error[index] = "error" in result
+            self._is_error[index] = result.get("error") is not None
             yield result
         self._put_in_order()
 
@@ -121,9 +127,10 @@ class RequestFile:
         found: dict[int, bool] = {}
         for no, result in enumerate(all_results, 1):
             is_last = latest[result.get("index", -1)] is result
-            if not ((retry or not is_last) and "error" in result and 0 <= result["index"] < self.n_requests):
+            is_error = result.get("error") is not None
+            if not ((retry or not is_last) and is_error and 0 <= result["index"] < self.n_requests):
                 self._check(no, result, len(lines))  # the request of an error that is tried again may be mended since
-            found[result["index"]] = "error" in result
+            found[result["index"]] = is_error
         if not (rest.startswith(_BEGIN) or _BEGIN.startswith(rest)):
             self._refuse("it ends in a text that is no result")
         out.truncate(sum(len(line) + 1 for line in lines))

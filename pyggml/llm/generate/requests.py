@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pyggml.errors import BatchError, GGMLError, whole
 from pyggml.signature import hands_on
@@ -15,6 +15,7 @@ from ..options import SHORTER
 from ..samplers import N_PREDICT, TEXT_KEYWORDS, TextOptions, TextParams, our_names, text_params
 from ..samplers.params import OPTIONS
 from .batched import NewContext, shared_context, together
+from .engine import Token
 from .generation import Generation, TextRequest, ids_of, source_and_prompt
 from .media_chat import read_messages
 
@@ -26,6 +27,18 @@ _TEXTS = 128  # how many texts are embedded at a time
 _FIELDS = {"id", "input", "prompt", "messages", *OPTIONS}  # or `OTHER_NAMES` of them
 Result = dict[str, Any]
 Embed = Callable[[Sequence[Sequence[int]]], Floats]
+
+
+class Read(Protocol):
+    """A request of another form: the text that it asks for, and what makes its result of the text's tokens."""
+
+    @property
+    def text(self) -> TextRequest: ...
+    @property
+    def result(self) -> Callable[[Generation, Sequence[Token]], Result]: ...
+
+
+Reader = Callable[[LoadedModel, int, Mapping[str, Any], set[str]], "Read | None"]  # see `read_line`
 
 
 @dataclass(frozen=True)
@@ -47,12 +60,13 @@ def answer(
     new_context: NewContext,
     n_predict: int = N_PREDICT,
     vectors: Embed | None = None,
+    reader: Reader | None = None,
     *,
     n_parallel: int = 32,
     **asked: Unpack[TextOptions],
 ) -> Iterator[Result]:
     """As `gg.batch`, in contexts that `new_context` makes. The model needs only a vocabulary. Requests with `input` are
-    refused without `vectors`, which embeds token ids."""
+    refused without `vectors`, which embeds token ids. `reader` reads requests of other forms."""
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
     defaults = text_params(n_predict, asked)
@@ -61,12 +75,20 @@ def answer(
     results: list[Result] = []
     todo: list[TextRequest] = []
     texts: list[_Text] = []
+    others: dict[int, Read] = {}
+    seen: set[str] = set()
     for index, request in enumerate(requests):
         result: Result = {"index": index}
-        if isinstance(request, Mapping) and "id" in request:
-            result["id"] = request["id"]
+        if isinstance(request, Mapping):
+            result |= {key: request[key] for key in ("id", "custom_id") if key in request}
         try:
-            if isinstance(request, Mapping) and "input" in request:
+            other = None
+            if reader is not None and isinstance(request, Mapping):
+                other = reader(model, index, cast("Mapping[str, Any]", request), seen)
+            if other is not None:
+                others[index] = other
+                todo.append(other.text)
+            elif isinstance(request, Mapping) and "input" in request:
                 if vectors is None:
                     raise BatchError("a model in stages embeds nothing")
                 texts.append(_text(model, index, cast("Mapping[str, Any]", request)))
@@ -76,11 +98,17 @@ def answer(
             result["error"] = _reason(e)
         results.append(result)
     embedded = iter(()) if vectors is None else _embedded(texts, results, vectors)
-    return _in_order(results, _answers(todo, results, n_parallel, new_context), embedded, {t.index for t in texts})
+    return _in_order(
+        results, _answers(todo, results, n_parallel, new_context, others), embedded, {t.index for t in texts}
+    )
 
 
 def _answers(
-    todo: Sequence[TextRequest], results: list[Result], n_parallel: int, new_context: NewContext
+    todo: Sequence[TextRequest],
+    results: list[Result],
+    n_parallel: int,
+    new_context: NewContext,
+    others: Mapping[int, Read],
 ) -> Iterator[None]:
     """Fill in the results of texts that are continued; yields now and then."""
     if not todo:
@@ -99,13 +127,21 @@ def _answers(
     def failed(g: Generation, e: Exception) -> None:
         results[g.index]["error"] = _reason(e)
 
-    texts: dict[int, str] = {}
+    texts: dict[int, list[Token]] = {}
     for g, token in together(ctx, generations(), failed):
-        texts[g.index] = texts.get(g.index, "") + token.text
+        tokens = texts.setdefault(g.index, [])
+        tokens.append(token)
         if token.finish_reason is not None:
-            results[g.index] |= {"text": texts.pop(g.index), "finish_reason": token.finish_reason}
-            results[g.index] |= {"n_prompt": g.n_prompt, "n_predicted": len(g.ids)}
+            del texts[g.index]
+            other = others.get(g.index)
+            results[g.index] |= _result(g, tokens) if other is None else other.result(g, tokens)
         yield
+
+
+def _result(g: Generation, tokens: Sequence[Token]) -> Result:
+    """The result of a text that is continued."""
+    made = {"text": "".join(t.text for t in tokens), "finish_reason": tokens[-1].finish_reason}
+    return {**made, "n_prompt": g.n_prompt, "n_predicted": len(g.ids)}
 
 
 def _embedded(texts: Sequence[_Text], results: list[Result], vectors: Embed) -> Iterator[None]:
@@ -125,7 +161,7 @@ def _in_order(
     results: Sequence[Result], answers: Iterator[None], embedded: Iterator[None], texts: Container[int]
 ) -> Iterator[Result]:
     for i, result in enumerate(results):
-        while not {"text", "embedding", "error"} & result.keys():
+        while not {"text", "embedding", "response", "error"} & result.keys():
             next(embedded if i in texts else answers, None)  # its end fills in the last that could not begin
         yield result
 

@@ -246,7 +246,7 @@ class SpeculativeGeneration(Generation):
 
 def with_draft(
     g: Generation,
-    by: LoadedModel | Sequence[LoadedModel] | DraftPool | None,
+    by: LoadedModel | Sequence[LoadedModel] | DraftPool | Drafter | None,
     draft_max: int = 3,
     draft_min: int = 0,
     draft_p_min: float = 0.0,
@@ -254,7 +254,7 @@ def with_draft(
     """Make a speculative generation of `g`, which has not begun.
 
     by           who guesses: a smaller model, or a pool of its contexts, the draft heads of the model itself
-                 (`Model.heads`), or prompt lookup (None)
+                 (`Model.heads`), a `Drafter` of one's own, or prompt lookup (None)
     draft_max    the most tokens that are guessed at a time
     draft_min    the fewest: a model guesses so many even when it is not sure, and a shorter find of prompt lookup is
                  not used
@@ -272,6 +272,8 @@ def with_draft(
         drafter = LookupDrafter(n_min=draft_min)
     elif isinstance(by, DraftPool):
         drafter = PooledDrafter(by, g.chain.params, draft_min, draft_p_min)
+    elif isinstance(by, Drafter):
+        drafter = by
     elif isinstance(by, LoadedModel):
         check_vocabularies(g.ctx.model.vocab, by.vocab)
         drafter = ModelDrafter(_context_like(g.ctx, by), g.chain.params, draft_min, draft_p_min)

@@ -9,10 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from pyggml.errors import ModelError, SamplerError, one_of
+from pyggml import limits
+from pyggml.errors import ModelError, SamplerError, one_of, whole
 
 from ..generate.generation import Generation, Token
-from ..generate.kept import KeptContext, begin
+from ..generate.kept import KeptContext, begin, begin_several, several
 from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
@@ -20,7 +21,7 @@ from ..vocab import Vocab
 from .formats import REASONING_FORMATS, Dialect, Format, find_format, forced_calls
 from .messages import has_media, prompt_of
 from .reply import Call, Reply
-from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage
+from .request import SamplingRequest, asked_for, finish, new_id, now, piece, tools_of, usage, usage_of, usage_wanted
 from .types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -57,6 +58,8 @@ def create_chat_completion(
     function_call: str | Mapping[str, Any] | None = None,
     chat_template: str | ChatTemplate | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    n: int | None = None,
+    stream_options: Mapping[str, Any] | None = None,
     name: str | None = None,
     kept: KeptContext | None = None,
     **request: Unpack[SamplingRequest],
@@ -67,10 +70,11 @@ def create_chat_completion(
     so is its reasoning (`reasoning_content`). `tool_choice`: "none", "auto", "required", or a function to call; a
     grammar forces the call. `functions` and `function_call` are older names of the two. `response_format`:
     json_object or json_schema. `logprobs` with `top_logprobs` alternatives. The chat template is the model's own,
-    or that of `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `name`: the name of
-    the model in the answer. `kept`: a context that stays for the next request, whose chat may begin alike. The
-    temperature is 0.2 unless another is given. Raises ModelError for bad messages and tools, and what
-    `Model.stream` raises.
+    or that of `chat_template`; `chat_template_kwargs` are variables for it (`enable_thinking`). `n`: replies, with
+    seeds that follow each other. `stream_options` {"include_usage": True}: a last part, without choices, has the
+    number of tokens. `name`: the name of the model in the answer. `kept`: a context that stays for the next request,
+    whose chat may begin alike. The temperature is 0.2 unless another is given. Raises ModelError for bad messages and
+    tools, and what `Model.stream` raises.
     """
     chat = read_chat(
         model,
@@ -88,19 +92,36 @@ def create_chat_completion(
     stop = options.get("stop")
     options["stop"] = (*chat.stop, *stop_strings(() if stop is None else stop, SamplerError))
     asked, own = asked_for(model, chat.ids, max_tokens, n_probs, options)
-    g, tokens = begin(model, replace(asked, media=chat.media), own, kept)
-    answer = ChatAnswer(chat, g, name or model.path)
+    n = whole("n", 1 if n is None else n, 1, limits.REQUEST_TEXTS, SamplerError)
+    texts = several(replace(asked, media=chat.media), n)
+    with_usage = usage_wanted(stream_options)
+    if n == 1:
+        g, tokens = begin(model, texts[0], own, kept)
+        generations, numbered = [g], ((0, token) for token in tokens)
+    else:
+        generations, numbered = begin_several(model, texts, own)
+    id = new_id("chatcmpl")
+    answers = [ChatAnswer(chat, g, name or model.path, i, id) for i, g in enumerate(generations)]
     if stream:
-        return _streamed(answer, tokens)
-    for token in tokens:
-        answer.take(token)
-    return answer.whole()
+        return _streamed(answers, numbered, with_usage)
+    for i, token in numbered:
+        answers[i].take(token)
+    wholes = [answer.whole() for answer in answers]
+    choices = [choice for answer in wholes for choice in answer["choices"]]
+    return {**wholes[0], "choices": choices, "usage": usage_of(generations, n)}
 
 
-def _streamed(answer: ChatAnswer, tokens: Iterator[Token]) -> Iterator[ChatCompletionChunk]:
-    yield answer.role()
-    for token in tokens:
-        yield from answer.parts(token)
+def _streamed(
+    answers: Sequence[ChatAnswer], tokens: Iterator[tuple[int, Token]], with_usage: bool
+) -> Iterator[ChatCompletionChunk]:
+    last: ChatCompletionChunk | None = None
+    for answer in answers:
+        yield answer.role()
+    for i, token in tokens:
+        for last in answers[i].parts(token):
+            yield last
+    if with_usage and last is not None:
+        yield {**last, "choices": [], "usage": usage_of([a.g for a in answers], len(answers))}
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ class SamplingRequest(TypedDict, total=False):
     n_ctx: int | None
     n_threads: int | None
     flash_attn: bool
-    n: int | None  # 1: there is one answer
     max_completion_tokens: int | None  # max_tokens under its newer name
     tfs_z: float  # of old versions; it has no effect in llama-cpp-python either
     user: str | None
@@ -70,8 +69,6 @@ def asked_for(
     for ignored in ("tfs_z", "model", "user"):
         options.pop(ignored, None)
     options = {OTHER_NAMES.get(k, k): v for k, v in options.items() if v is not None}
-    if (n := options.pop("n", 1)) != 1:
-        raise SamplerError(f"n: a request has one answer, not {n!r:.60}")
     max_tokens = options.pop("max_completion_tokens", max_tokens)
     grammar = options.get("grammar")
     if grammar is not None and not isinstance(grammar, str):
@@ -110,6 +107,20 @@ def asked_for(
     if n_ctx is not None and n_predict >= 0 and text.n_prompt < n_ctx:
         own["n_ctx"] = min(n_ctx, text.n_prompt + n_predict)
     return text, own
+
+
+def usage_wanted(stream_options: Mapping[str, Any] | None) -> bool:
+    """Whether a stream ends with the number of its tokens. Raises SamplerError for anything but a dict."""
+    if stream_options is not None and not isinstance(stream_options, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise SamplerError(f"stream_options must be a dict with include_usage, not {stream_options!r:.60}")
+    return bool((stream_options or {}).get("include_usage"))
+
+
+def usage_of(generations: Sequence[Generation], n_each: int = 1) -> Usage:
+    """The tokens of several generations, `n_each` of each prompt, whose tokens count once."""
+    n_prompt = sum(g.n_prompt for g in generations[::n_each])
+    n = sum(len(g.ids) for g in generations)
+    return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
 
 
 def new_id(kind: str) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
+from pyggml import limits
 from pyggml.errors import SamplerError, whole
 from pyggml.types import Floats
 
 from ..generate.engine import Pending, Placed
-from ..generate.generation import Generation, Token
-from ..generate.kept import KeptContext, begin
+from ..generate.generation import Generation, OwnContext, TextRequest, Token
+from ..generate.kept import KeptContext, begin, begin_several, several
 from ..loaded import LoadedModel
-from .request import SamplingRequest, asked_for, finish, new_id, now, piece, usage
+from .request import SamplingRequest, asked_for, finish, new_id, now, piece, usage, usage_of, usage_wanted
 from .types import Completion, CompletionLogprobs, FinishReason
 
 if TYPE_CHECKING:
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 def create_completion(
     model: LoadedModel,
     /,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
     suffix: str | None = None,
     max_tokens: int | None = 16,
     logprobs: int | None = None,
     echo: bool = False,
     stream: bool = False,
     *,
+    n: int | None = None,
+    best_of: int | None = None,
+    stream_options: Mapping[str, Any] | None = None,
     name: str | None = None,
     kept: KeptContext | None = None,
     **request: Unpack[SamplingRequest],
@@ -39,6 +43,10 @@ def create_completion(
     logprobs    for each token, give the probabilities of this many alternatives
     echo        put the prompt before the text
     suffix      a text that is to follow the generated one
+    prompt      text, token ids, or a list of prompts, each of which gets its choices
+    n           answers to each prompt, with seeds that follow each other
+    best_of     make this many answers, and give the `n` whose tokens are likeliest on average
+    stream_options  {"include_usage": True}: a last part, without choices, has the number of tokens
     name        the name of the model in the answer
     kept        a context that stays for the next request; None: a context for this one alone
     request     how tokens are chosen, by OpenAI's names, see `SamplingRequest`
@@ -47,15 +55,84 @@ def create_completion(
     """
     if logprobs is not None:
         whole("logprobs", logprobs, 0, error=SamplerError)
-    text = prompt if isinstance(prompt, str) else model.detokenize(prompt)
-    ids = prompt if suffix is None else model.vocab.infill_ids(text, suffix)
-    asked, own = asked_for(model, ids, max_tokens, logprobs, request, kind_of(model, echo, logprobs))
-    g, tokens = begin(model, asked, own, kept)
-    answer = CompletionAnswer(g, name or model.path, text, echo, suffix)
-    parts = (part for token in tokens for part in answer.parts(token))
+    n = whole("n", 1 if n is None else n, 1, limits.REQUEST_TEXTS, SamplerError)
+    n_made = n if best_of is None else whole("best_of", best_of, n, limits.REQUEST_TEXTS, SamplerError)
+    if stream and n_made != n:
+        raise SamplerError("best_of chooses among whole answers, which cannot be streamed")
+    prompts = _prompts(prompt)
+    with_usage = usage_wanted(stream_options)
+    n_probs = 0 if logprobs is None and n_made != n else logprobs
+    asked: list[tuple[TextRequest, str]] = []
+    own: OwnContext = {}
+    for each in prompts:
+        text = each if isinstance(each, str) else model.detokenize(each)
+        ids = each if suffix is None else model.vocab.infill_ids(text, suffix)
+        found, own = asked_for(model, ids, max_tokens, n_probs, request, kind_of(model, echo, logprobs))
+        asked += [(one, text) for one in several(found, n_made)]
+    if len(asked) == 1:
+        g, tokens = begin(model, asked[0][0], own, kept)
+        generations, found_tokens = [g], ((0, token) for token in tokens)
+    else:
+        generations, found_tokens = begin_several(model, [text for text, _ in asked], own)
+    id = new_id("cmpl")
+    answers = [
+        CompletionAnswer(g, name or model.path, before, echo, suffix, i, id)
+        for i, (g, (_, before)) in enumerate(zip(generations, asked, strict=True))
+    ]
+    parts = ((i, part) for i, token in found_tokens for part in answers[i].parts(token))
     if stream:
-        return parts
-    return answer.joined(list(parts))
+        return _streamed(answers, (part for _, part in parts), n if with_usage else None)
+    made: list[list[Completion]] = [[] for _ in answers]
+    for i, part in parts:
+        made[i].append(part)
+    wholes = [answer.joined(p) for answer, p in zip(answers, made, strict=True)]
+    if n_made != n:
+        wholes = _best(wholes, generations, n, n_made, logprobs is not None)
+    choices = [choice for answer in wholes for choice in answer.get("choices", ())]
+    return {**wholes[0], "choices": choices, "usage": usage_of(generations, n_made)}
+
+
+def _prompts(given: Any) -> list[str | Sequence[int]]:
+    """The prompts of a request: one, or several."""
+    if isinstance(given, (list, tuple)) and given and not isinstance(given[0], int):
+        prompts = list(cast("Sequence[str | Sequence[int]]", given))
+        if len(prompts) > limits.REQUEST_TEXTS:
+            raise SamplerError(f"a request has up to {limits.REQUEST_TEXTS} prompts, not {len(prompts)}")
+        return prompts
+    return [given]
+
+
+def _streamed(
+    answers: Sequence[CompletionAnswer], parts: Iterator[Completion], n_each: int | None
+) -> Iterator[Completion]:
+    """The parts, and behind them the number of tokens when `n_each` answers were made of each prompt."""
+    last: Completion | None = None
+    for last in parts:
+        yield last
+    if n_each is not None and last is not None:
+        yield {**last, "choices": [], "usage": usage_of([a.g for a in answers], n_each)}
+
+
+def _best(
+    wholes: Sequence[Completion], generations: Sequence[Generation], n: int, n_made: int, shown: bool
+) -> list[Completion]:
+    """Of each prompt's `n_made` answers the `n` whose tokens are likeliest on average."""
+
+    def likelihood(i: int) -> float:
+        logprobs = wholes[i].get("choices", [])[0]["logprobs"]
+        of_text = [] if logprobs is None else logprobs["token_logprobs"][-len(generations[i].ids) or None :]
+        known = [x for x in of_text if x is not None]
+        return sum(known) / len(known) if known else 0.0
+
+    best: list[Completion] = []
+    for first in range(0, len(wholes), n_made):
+        best += [wholes[i] for i in sorted(range(first, first + n_made), key=likelihood, reverse=True)[:n]]
+    for index, answer in enumerate(best):
+        choice = answer.get("choices", [])[0]
+        choice["index"] = index
+        if not shown:
+            choice["logprobs"] = None
+    return best
 
 
 def kind_of(model: LoadedModel, echo: bool, logprobs: int | None) -> type[Generation]:

@@ -121,8 +121,12 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReason | None
 
 
-class ChatCompletionChunk(TypedDict):
-    """A part of an answer to a chat."""
+class _ChunkUsage(TypedDict, total=False):
+    usage: Usage
+
+
+class ChatCompletionChunk(_ChunkUsage):
+    """A part of an answer to a chat. `usage`: in the last one, when that was asked for."""
 
     id: str
     object: Literal["chat.completion.chunk"]

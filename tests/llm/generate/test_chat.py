@@ -183,10 +183,10 @@ def test_a_chat_goes_on_where_the_context_is_full(model: Model) -> None:
 class Terminal:
     """A program at a pseudo-terminal."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, *args: object, **env: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
-            os.execv(sys.executable, [*PYGGML, *map(str, args)])
+            os.execve(sys.executable, [*PYGGML, *map(str, args)], {**os.environ, **env})
         self.seen = ""
 
     def wait_for(self, text: str, seconds: float = 600.0) -> None:
@@ -227,6 +227,55 @@ def test_chat_at_a_terminal(tiny: Path) -> None:
     t.wait_for("> ")
     t.type("/quit\n")
     assert t.exit_code() == 0
+
+
+def test_messages_of_several_lines_and_commands(tiny: Path, tmp_path: Path) -> None:
+    bias = ("--temp", 0, "-l", "123+100", "--ignore-eos", "-n", 3, "-t", 1)
+    state = {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "INPUTRC": "/dev/null"}
+    t = Terminal("chat", "-m", tiny, "-c", 400, *bias, **state)
+    t.wait_for("> ")
+    t.type("one\\\n")
+    t.wait_for(". ")
+    t.type("two\n")
+    t.wait_for("xxx")
+    t.wait_for("> ")
+    t.type("\x1b[200~three\nfour\x1b[201~\n")  # pasted
+    t.wait_for("xxx")
+    t.wait_for("> ")
+    for line in ("/undo", "/regen", f"/save {tmp_path / 'chat.json'}"):
+        t.type(f"{line}\n")
+        t.wait_for("> ")
+    saved = json.loads((tmp_path / "chat.json").read_text())
+    assert [m["content"] for m in saved] == ["one\ntwo", "xxx"]
+    t.type("seven\n")
+    t.wait_for("xxx")
+    t.wait_for("> ")
+    t.type(f"/load {tmp_path / 'chat.json'}\n")
+    t.wait_for("> ")
+    t.type(f"/save {tmp_path / 'again.json'}\n")
+    t.wait_for("> ")
+    assert json.loads((tmp_path / "again.json").read_text()) == saved
+    t.type("\x03")  # while it waits: the end
+    assert t.exit_code() == 0
+    assert "three" in (tmp_path / "pyggml" / "chat_history").read_text()
+
+
+def test_undo_and_again(model: Model) -> None:
+    ctx = model.new_context(200, n_threads=1)
+    s = ChatSession(ctx, SamplerChain(SamplingParams(temp=0.0), model.vocab), find_template(None, {}), n_predict=4)
+    first = "".join(t.text for t in s.say("one"))
+    list(s.say("two"))
+    assert "".join(t.text for t in s.again()) == s.messages[-1]["content"] and len(s.messages) == 4
+    assert s.undo() == {"role": "user", "content": "two"} and len(s.messages) == 2
+    assert "".join(t.text for t in s.again()) == first
+    s.load([{"role": "system", "content": "x"}, {"role": "user", "content": "y"}])
+    assert len(s.messages) == 2
+    for bad in ("x", [1], [{"role": "user"}], [{"role": "user", "content": "y"}, {"role": "system", "content": "x"}]):
+        with pytest.raises(ModelError, match="message"):
+            s.load(bad)
+    s.reset("")
+    with pytest.raises(ModelError, match="no message yet"):
+        s.again()
 
 
 def test_generate_at_a_terminal_and_ctrl_c(tiny: Path) -> None:

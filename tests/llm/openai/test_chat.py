@@ -131,8 +131,33 @@ def test_offsets_of_a_prompt_that_is_echoed() -> None:
 def test_names_of_newer_clients(model: Model) -> None:
     chat: Any = model.create_chat_completion(USER, n=1, max_completion_tokens=3, max_tokens=9, temperature=0.0)
     assert chat["usage"]["completion_tokens"] == 3
-    with pytest.raises(SamplerError, match="a request has one answer, not 2"):
-        model.create_completion("ab", n=2)
+
+
+def test_several_answers(model: Model) -> None:
+    options: dict[str, Any] = {"max_tokens": 4, "seed": 3, "temperature": 1.5, "n_threads": 1}
+    alone: Any = [model.create_completion("ab", **{**options, "seed": 3 + i}) for i in range(2)]
+    both: Any = model.create_completion("ab", n=2, **options)
+    assert [c["text"] for c in both["choices"]] == [a["choices"][0]["text"] for a in alone]
+    assert [c["index"] for c in both["choices"]] == [0, 1] and both["usage"]["prompt_tokens"] == 6
+    listed: Any = model.create_completion(["ab", "c"], n=1, **options)
+    assert listed["choices"][0] == both["choices"][0] and len(listed["choices"]) == 2
+    ids: Any = model.create_completion([[1, 5], [1, 6]], **options)
+    assert len(ids["choices"]) == 2
+    best: Any = model.create_completion("ab", best_of=4, logprobs=0, **options)
+    shown = [model.create_completion("ab", logprobs=0, **{**options, "seed": 3 + i}) for i in range(4)]
+    means = [np.mean(s["choices"][0]["logprobs"]["token_logprobs"]) for s in shown]  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    assert best["choices"][0]["text"] == shown[int(np.argmax(means))]["choices"][0]["text"]  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    usage = {"include_usage": True}
+    *parts, last = list(model.create_completion("ab", n=2, stream=True, stream_options=usage, **options))
+    assert last["choices"] == [] and last["usage"] == both["usage"]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    texts = ["".join(p["choices"][0]["text"] for p in parts if p["choices"][0]["index"] == i) for i in range(2)]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert texts == [c["text"] for c in both["choices"]]
+    chat: Any = model.create_chat_completion(USER, n=2, **options)
+    streamed: Any = list(model.create_chat_completion(USER, n=2, stream=True, stream_options=usage, **options))
+    assert len(chat["choices"]) == 2 and streamed[-1]["usage"] == chat["usage"]
+    for bad in ({"n": 0}, {"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"n": 2, "cfg_scale": 2.0}):
+        with pytest.raises(SamplerError):
+            model.create_completion("ab", **bad)
 
 
 def test_stop_grammar_and_functions(model: Model) -> None:

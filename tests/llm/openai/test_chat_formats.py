@@ -102,8 +102,6 @@ def test_the_format_is_checked_when_the_object_is_made(path: Path, tiny: Path) -
         Llama(str(path), chat_format="chat_template.rag", vocab_only=True)
     with pytest.raises(ModelError, match="'functionary-v2' writes chats by the model's own template"):
         Llama(str(tiny), chat_format="functionary-v2", vocab_only=True)
-    with pytest.raises(ModelError, match="handlers of llama-cpp-python read images"):
-        Llama(str(path), chat_handler=object(), vocab_only=True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ModelError, match="pooling_type must be one of -1, 0"):
         Llama(str(path), pooling_type=9, vocab_only=True)
     with pytest.raises(ModelError, match="type_k must be one of 0, 1"):

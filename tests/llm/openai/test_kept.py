@@ -10,7 +10,7 @@ import pytest
 
 from pyggml.errors import KVCacheFull
 from pyggml.llama_cpp import Llama
-from pyggml.llm.model import default_model_path
+from pyggml.llm.model import default_model_path, load_model
 
 PROMPT = "Once upon a time there was a king who had three sons, and "
 GREEDY: dict[str, Any] = {"max_tokens": 8, "temperature": 0.0}
@@ -111,3 +111,21 @@ def test_what_goes_wrong_leaves_it_usable(llm: Llama) -> None:
     assert text(llm.create_completion(PROMPT, **GREEDY)) == want
     llm.reset()
     assert llm.n_tokens == 0 and text(llm.create_completion(PROMPT, **GREEDY)) == want
+
+
+def test_generate_in_a_context_that_is_kept() -> None:
+    model = load_model()
+    kept = model.keep_context(256, n_threads=1)
+    options: dict[str, Any] = {"n_predict": 6, "temp": 0.0}
+    text = PROMPT
+    for i in range(3):
+        new = "".join(model.generate(text, kept=kept, **options))
+        assert new == "".join(model.generate(text, n_threads=1, **options))
+        assert (kept.ctx.perf().n_p_eval > 0) is (i == 0)  # later, a single token is left to evaluate
+        kept.ctx.perf_reset()
+        text += new
+    tokens = list(model.stream(PROMPT, n_probs=2, kept=kept, **options))
+    assert len(tokens[0].top) == 2 and len(kept.held) == len(model.tokenize(PROMPT)) + 5
+    with pytest.raises(KVCacheFull):
+        list(model.generate("x" * 900, kept=kept))
+    assert "".join(model.generate(PROMPT, kept=kept, **options)) == "".join(t.text for t in tokens)

@@ -155,8 +155,6 @@ def test_grammars(path: str, tmp_path: Path) -> None:
 def test_what_is_refused(path: str) -> None:
     with pytest.raises(TypeError, match="does not know the argument 'nothing'"):
         Llama(path, nothing=1)
-    with pytest.raises(ModelError, match="not supported"):
-        Llama(path, draft_model=object())  # pyright: ignore[reportArgumentType]
     llm = Llama(path, n_ctx=32, n_threads=1)
     for bad in (lambda: llm("x" * 99), lambda: llm.sample(), lambda: next(llm.generate([]))):
         with pytest.raises(GGMLError):
@@ -186,7 +184,7 @@ def test_the_page_lists_what_is_there() -> None:
     listed = set(re.findall(r"`Llama\.(\w+)`", same))
     public = {n for n, v in inspect.getmembers(Llama) if not n.startswith("_")} | {"metadata", "model", "model_path"}
     other = set(re.findall(r"`Llama\.(\w+)`", text.partition("## Not the same")[2]))
-    assert listed | (other & public) == public and listed <= public and "set_cache" not in listed
+    assert listed | (other & public) == public and listed <= public
     known: Any = inspect.signature(Llama).parameters
     for argument in re.findall(r"`(\w+)=`", same):
         assert argument in known, argument

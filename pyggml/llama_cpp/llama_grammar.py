@@ -1,31 +1,14 @@
-"""What a program gives to `Llama`: grammars, and functions that change logits or end texts."""
+"""Grammars for `Llama`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from .. import limits
 from ..errors import SamplerError
 from ..llm.samplers.grammar import lark_of_schema
 from ..small_file import read_text
-
-
-class LogitsProcessorList(list[Callable[..., Any]]):
-    """Functions (ids, logits) -> logits, one after the other."""
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        for f in self:
-            scores = f(input_ids, scores)
-        return scores
-
-
-class StoppingCriteriaList(list[Callable[..., bool]]):
-    """Functions (ids, logits) -> whether to stop; any of them does."""
-
-    def __call__(self, input_ids: Any, logits: Any) -> bool:
-        return any(f(input_ids, logits) for f in self)
 
 
 class LlamaGrammar:

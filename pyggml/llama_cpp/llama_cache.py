@@ -1,0 +1,211 @@
+"""Caches of states: what a `Llama` has evaluated stays for later prompts, in memory or in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..gguf_io.atomic_file import AtomicFile
+from ..llm.generate.prefixes import common_prefix
+from ..types import Floats
+
+Entry = tuple[str, tuple[int, ...]]  # the adapters and the tokens of a state
+_HEADER_BYTES = 1 << 24  # the first line of a file of `LlamaDiskCache`
+
+
+@dataclass
+class LlamaState:
+    """What a `Llama` had evaluated when `save_state` was called; it can be pickled.
+
+    input_ids    int32 [n_tokens], the tokens
+    scores       float32 [0, n_vocab]: logits are not kept, `Llama.scores` makes them again
+    llama_state  the state itself, `llama_state_size` bytes
+    seed         of `Llama.set_seed`
+    adapters     which adapters were on, with their scales: other adapters need another state
+    """
+
+    input_ids: npt.NDArray[np.intc]
+    scores: Floats = field(repr=False)
+    n_tokens: int
+    llama_state: bytes = field(repr=False)
+    llama_state_size: int
+    seed: int
+    adapters: str = ""
+
+
+class BaseLlamaCache(ABC):
+    """States by their tokens. `cache[tokens]` is the state that begins most like `tokens`; it raises KeyError when none
+    begins like them. `capacity_bytes` is the most that all states may take: those that were used longest ago go first.
+    """
+
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    @abstractmethod
+    def cache_size(self) -> int:
+        """Bytes of all states."""
+
+    @abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState: ...
+
+    @abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool: ...
+
+    @abstractmethod
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None: ...
+
+    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
+        """The state that begins most like `tokens` and had these adapters; None when there is none."""
+        try:
+            state = self[tokens]
+        except KeyError:
+            return None
+        return state if state.adapters == adapters else None
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """States in memory. Several `Llama` of one model may share it."""
+
+    def __init__(self, capacity_bytes: int = 2 << 30) -> None:
+        super().__init__(capacity_bytes)
+        self.cache_state: OrderedDict[Entry, LlamaState] = OrderedDict()
+
+    @property
+    def cache_size(self) -> int:
+        return sum(state.llama_state_size for state in self.cache_state.values())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = self._find(key, None)
+        if found is None:
+            raise KeyError("no state begins like these tokens")
+        return found
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return _longest(key, self.cache_state, None) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        entry = value.adapters, tuple(key)
+        self.cache_state.pop(entry, None)
+        if value.llama_state_size > self.capacity_bytes:
+            return
+        self.cache_state[entry] = value
+        while self.cache_size > self.capacity_bytes:
+            self.cache_state.popitem(last=False)
+
+    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
+        return self._find(tokens, adapters)
+
+    def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
+        entry = _longest(tokens, self.cache_state, adapters)
+        if entry is None:
+            return None
+        self.cache_state.move_to_end(entry)
+        return self.cache_state[entry]
+
+
+LlamaCache = LlamaRAMCache
+
+
+class LlamaDiskCache(BaseLlamaCache):
+    """States in the files of a folder, which stay when the program ends. A file has a line of JSON, then the state. A
+    damaged file counts as none."""
+
+    def __init__(self, cache_dir: str | os.PathLike[str] = ".cache/llama_cache", capacity_bytes: int = 2 << 30) -> None:
+        super().__init__(capacity_bytes)
+        self._folder = Path(cache_dir)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def cache_size(self) -> int:
+        return sum(_size(path) for path in self._paths())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = self._find(key, None)
+        if found is None:
+            raise KeyError("no state begins like these tokens")
+        return found
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return _longest(key, self._entries(), None) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        if value.llama_state_size > self.capacity_bytes:
+            return
+        about = {"adapters": value.adapters, "tokens": [int(t) for t in key], "seed": value.seed}
+        line = json.dumps(about).encode() + b"\n"
+        with AtomicFile(self._folder / f"{sha256(line).hexdigest()[:32]}.state") as f:
+            f.file.write(line)
+            f.file.write(value.llama_state)
+        paths = sorted(self._paths(), key=_used)
+        size = sum(map(_size, paths))
+        for path in paths:
+            if size <= self.capacity_bytes:
+                break
+            size -= _size(path)
+            path.unlink(missing_ok=True)
+
+    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
+        return self._find(tokens, adapters)
+
+    def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
+        entries = dict(self._entries())
+        entry = _longest(tokens, entries, adapters)
+        if entry is None:
+            return None
+        try:
+            with open(entries[entry], "rb") as f:
+                about = json.loads(f.readline(_HEADER_BYTES))
+                data = f.read()
+            os.utime(entries[entry])
+        except OSError:  # another process has removed it
+            return None
+        ids = np.array(entry[1], np.intc)
+        return LlamaState(ids, np.empty((0, 0), np.float32), len(ids), data, len(data), about["seed"], entry[0])
+
+    def _paths(self) -> list[Path]:
+        return list(self._folder.glob("*.state"))
+
+    def _entries(self) -> dict[Entry, Path]:
+        found: dict[Entry, Path] = {}
+        for path in self._paths():
+            try:
+                with open(path, "rb") as f:
+                    about = json.loads(f.readline(_HEADER_BYTES))
+                found[str(about["adapters"]), tuple(map(int, about["tokens"]))] = path
+            except (OSError, ValueError, TypeError, LookupError, RecursionError):
+                continue
+        return found
+
+
+def _longest(tokens: Sequence[int], entries: Iterable[Entry], adapters: str | None) -> Entry | None:
+    """The entry that begins most like `tokens`, of those with these adapters (None: any)."""
+    wanted, best, longest = tuple(tokens), None, 0
+    for entry in entries:
+        n = common_prefix(entry[1], wanted)
+        if n > longest and adapters in (None, entry[0]):
+            best, longest = entry, n
+    return best
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,285 @@
+"""Models by name, from a small server that answers as the Hugging Face Hub does."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from pyggml.tools.cli import main
+
+import pyggml as gg
+from pyggml.errors import ModelError
+from pyggml.hub import download, find_model
+from pyggml.llama_cpp import Llama
+
+from ..tiny_model import write_gguf
+
+hub = pytest.importorskip("huggingface_hub")
+constants = pytest.importorskip("huggingface_hub.constants")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Server(ThreadingHTTPServer):
+    """Repositories of files. `asked` are the requests; a file in `damaged` comes with other bytes; after `stop_after`
+    bytes a download is broken off once; `gated` repositories are refused."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.asked: list[str] = []
+        self.damaged: set[str] = set()
+        self.stop_after: int | None = None
+        self.gated: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(False)
+
+    def do_GET(self) -> None:
+        self.answer(True)
+
+    def answer(self, body: bool) -> None:
+        path = self.path.partition("?")[0].strip("/")
+        self.server.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        steps = path.split("/")
+        if steps[:2] == ["api", "models"] and "tree" in steps:
+            files = self.server.repos["/".join(steps[2:4])]
+            tree = [{"type": "file", "path": n, "size": len(d), "oid": sha256(d).hexdigest()} for n, d in files.items()]
+            return self.send(200, json.dumps(tree).encode(), {"Content-Type": "application/json"})
+        if steps[:2] == ["api", "models"]:
+            return self.about("/".join(steps[2:4]))
+        repo, name = "/".join(steps[:2]), "/".join(steps[4:])
+        data = self.server.repos.get(repo, {}).get(name)
+        if data is None:
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        etag = sha256(data).hexdigest()
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if name in self.server.damaged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        first = int(self.headers["Range"].removeprefix("bytes=").partition("-")[0]) if "Range" in self.headers else 0
+        if first:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        if body and self.server.stop_after is not None:
+            n, self.server.stop_after = self.server.stop_after, None
+            self.send_response(200)
+            for key, value in {**headers, "Content-Length": str(len(data))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(data[:n])
+            self.wfile.flush()
+            self.close_connection = True
+            return None
+        return self.send(206 if first else 200, data[first:], headers, body)
+
+    def about(self, repo: str) -> None:
+        if repo in self.server.gated:
+            return self.send(403, b"", {"X-Error-Code": "GatedRepo"})
+        if repo not in self.server.repos:
+            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+        files = self.server.repos[repo]
+        siblings = [
+            {"rfilename": n, "size": len(d), "blobId": "0" * 40}
+            | (
+                {"lfs": {"sha256": sha256(d).hexdigest(), "size": len(d), "pointerSize": 1}}
+                if n.endswith("gguf")
+                else {}
+            )
+            for n, d in files.items()
+        ]
+        found = {
+            "_id": "1",
+            "id": repo,
+            "modelId": repo,
+            "sha": COMMIT,
+            "siblings": siblings,
+            "tags": [],
+            "downloads": 0,
+        }
+        return self.send(200, json.dumps({**found, "private": False}).encode(), {"Content-Type": "application/json"})
+
+    def send(self, code: int, data: bytes, headers: dict[str, str], body: bool = True) -> None:
+        self.send_response(code)
+        for key, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if body and self.command != "HEAD":
+            self.wfile.write(data)
+
+
+@pytest.fixture(scope="module")
+def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return write_gguf(tmp_path_factory.mktemp("hub") / "tiny.gguf").read_bytes()
+
+
+@pytest.fixture
+def server(model_bytes: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    made = Server()
+    made.repos["user/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": model_bytes, "tiny-Q8_0.gguf": model_bytes, "README.md": b"x"}
+    monkeypatch.setenv("HF_ENDPOINT", made.url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("PYGGML_MODEL", "PYGGML_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    thread = Thread(target=made.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield made
+    if hasattr(hub, "close_session"):
+        hub.close_session()
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+def downloads(server: Server) -> list[str]:
+    """The files that were downloaded since the last call."""
+    found = [line.split("/")[-1] for line in server.asked if line.startswith("GET") and "/resolve/" in line]
+    server.asked.clear()
+    return found
+
+
+def test_a_repository_is_a_model(server: Server, model_bytes: bytes) -> None:
+    with gg.load_model("user/tiny-GGUF") as model:
+        assert Path(model.path).name == "tiny-Q4_K_M.gguf" and Path(model.path).read_bytes() == model_bytes
+    assert downloads(server) == ["tiny-Q4_K_M.gguf"]
+    assert find_model("hf:user/tiny-GGUF:q8_0").endswith("tiny-Q8_0.gguf") and downloads(server) == []  # equal files
+    for name in ("user/tiny-GGUF", "user/tiny-GGUF:Q8_0"):  # from the cache
+        find_model(name)
+    assert downloads(server) == []
+    with pytest.raises(ModelError, match=r"no file matches .*Q5_K.*tiny-Q4_K_M.gguf, tiny-Q8_0.gguf"):
+        find_model("user/tiny-GGUF:Q5_K")
+    with pytest.raises(ModelError, match="no such repository on the Hub"):
+        find_model("user/nothing")
+    server.gated.add("user/gated")
+    with pytest.raises(ModelError, match="is gated"):
+        find_model("user/gated")
+
+
+def test_llama_from_pretrained(server: Server) -> None:
+    llm = Llama.from_pretrained("user/tiny-GGUF", "*Q8_0.gguf", n_ctx=64, n_threads=1, verbose=False)
+    assert llm("a", max_tokens=2)["usage"]["completion_tokens"] <= 2 and downloads(server) == ["tiny-Q8_0.gguf"]
+    with pytest.raises(ModelError, match="several files match"):
+        Llama.from_pretrained("user/tiny-GGUF", "*.gguf")
+
+
+def test_all_parts_of_a_model_come(server: Server) -> None:
+    names = [f"Q4_K_M/big-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    server.repos["user/big"] = {name: name.encode() for name in names} | {"mmproj-F16.gguf": b"m"}
+    path = Path(download("user/big"))
+    assert path.name.endswith("-00001-of-00003.gguf") and len(list(path.parent.iterdir())) == 3
+    assert Path(download("user/big", "mmproj*")).read_bytes() == b"m"
+
+
+def test_a_folder_with_weights(server: Server) -> None:
+    server.repos["user/folder"] = {"config.json": b"{}", "model.safetensors": b"w", "pytorch_model.bin": b"no"}
+    path = Path(find_model("user/folder"))
+    assert {p.name for p in path.iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_damaged_files_are_refused(server: Server, model_bytes: bytes) -> None:
+    server.damaged.add("tiny-Q8_0.gguf")
+    with pytest.raises(ModelError, match="came damaged"):
+        find_model("user/tiny-GGUF:Q8_0")
+    server.damaged.clear()
+    assert Path(find_model("user/tiny-GGUF:Q8_0")).read_bytes() == model_bytes
+
+
+def test_without_a_network_the_cache_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = find_model("user/tiny-GGUF")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    server.asked.clear()
+    assert find_model("user/tiny-GGUF") == path and not server.asked
+    with pytest.raises(ModelError, match="the cache does not have it"):
+        find_model("user/other")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert find_model("user/tiny-GGUF") == path
+
+
+def test_urls(server: Server, model_bytes: bytes, tmp_path: Path) -> None:
+    of_hub = f"{server.url}/user/tiny-GGUF/resolve/main/tiny-Q8_0.gguf"
+    assert "models--user--tiny-GGUF" in find_model(of_hub)
+    server.repos["a/b"] = {"m.gguf": model_bytes}
+    url = f"http://localhost:{server.server_port}/a/b/x/y/m.gguf"  # no site of the Hub
+    server.stop_after = 1000
+    with pytest.raises(ModelError, match=f"1000 of {len(model_bytes)} bytes came"):
+        find_model(url)
+    server.asked.clear()
+    path = Path(find_model(url))
+    assert path.read_bytes() == model_bytes and server.asked == ["GET a/b/x/y/m.gguf bytes=1000-"]
+    assert path.is_relative_to(tmp_path / "pyggml") and find_model(url) == str(path)
+    with pytest.raises(ModelError, match="404"):
+        find_model(f"{url}x")
+
+
+def test_names_of_the_configuration(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "pyggml" / "config.toml"
+    config.parent.mkdir()
+    config.write_text('model = "small"\n[aliases]\nsmall = "user/tiny-GGUF:Q8_0"\n')
+    assert find_model("small").endswith("tiny-Q8_0.gguf")
+    config.write_text("model = 3")
+    with pytest.raises(ModelError, match="model must be a text"):
+        find_model("small")
+    config.write_text("[aliases")
+    with pytest.raises(ModelError, match="is no TOML"):
+        find_model("small")
+
+
+def test_the_command_line(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*args: str, code: int = 0) -> str:
+        with pytest.raises(SystemExit) as e:
+            main(list(args))
+        assert e.value.code == code, capsys.readouterr()
+        return capsys.readouterr().out
+
+    assert run("pull", "user/tiny-GGUF:Q8_0").strip().endswith("tiny-Q8_0.gguf")
+    listed = json.loads(run("list", "--json"))
+    assert [m["model"] for m in listed["models"]] == ["user/tiny-GGUF"]
+    assert "tiny-Q8_0.gguf" in run("list")
+    line = ("generate", "-hf", "user/tiny-GGUF:Q8_0", "-p", "a", "-n", "2", "--json")
+    assert len(json.loads(run(*line))["ids"]) == 2
+    monkeypatch.setenv("PYGGML_MODEL", "user/tiny-GGUF")
+    assert json.loads(run("info", "--json")) and "tiny-Q4_K_M.gguf" in run("list")
+    config = tmp_path / "config.toml"
+    monkeypatch.setenv("PYGGML_CONFIG", str(config))
+    config.write_text("[options]\nthreads = 1\n[generate]\npredict = 3\n")
+    assert len(json.loads(run("generate", "-p", "a", "--json"))["ids"]) == 3
+    config.write_text("[generate]\npredicts = 3\n")
+    run("generate", "-p", "a", code=2)
+    config.write_text("[nothing]\npredicts = 3\n")
+    run("generate", "-p", "a", code=2)
+    config.unlink()
+    run("rm", "user/tiny-GGUF:Q4_K_M")
+    assert "Q4_K_M" not in run("list") and "Q8_0" in run("list")
+    run("rm", "user/tiny-GGUF")
+    assert run("list") == ""
+    run("rm", "user/tiny-GGUF", code=1)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match=r"pip install pyggml\[hub\]"):
+        gg.load_model("some/model")
+    assert find_model("some/model.gguf") == "some/model.gguf" and not os.path.exists("some")
