@@ -75,7 +75,7 @@ class Snapshots:
         if cuts:
             self.kept = [s for s in self.kept if s.key != key or shared[s] < len(s.tokens)]
         self.kept.append(new := Snapshot(key, tokens, data, is_checkpoint))
-        self._use(new)
+        self._use(new, max((shared[s] for s in self._with(key) if s is not new), default=0))
         marks = [s for s in self.kept if s.is_checkpoint]
         if len(marks) > self._n_checkpoints:
             self._drop(min(marks, key=lambda s: s.worth))
@@ -113,9 +113,11 @@ class Snapshots:
     def _with(self, key: Hashable) -> list[Snapshot]:
         return [s for s in self.kept if s.key == key]
 
-    def _use(self, s: Snapshot) -> None:
-        others = [common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s]
-        s.worth = self._floor + (len(s.tokens) - max(others, default=0)) / len(s.data)
+    def _use(self, s: Snapshot, n_shared: int | None = None) -> None:
+        """Count a use. `n_shared`: how many of its first tokens another snapshot has."""
+        if n_shared is None:
+            n_shared = max((common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s), default=0)
+        s.worth = self._floor + (len(s.tokens) - n_shared) / len(s.data)
 
     def _drop(self, s: Snapshot) -> None:
         self.kept.remove(s)
