@@ -11,8 +11,8 @@ import numpy.typing as npt
 from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
-from pyggml.var import largest
 from pyggml.types import Floats, Ints
+from pyggml.var import largest
 
 from ..hparams import AttnTemperature
 from ..memory.kv_mask import KVMask

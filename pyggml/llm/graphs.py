@@ -335,11 +335,12 @@ class ReadyGraphs:
         watched = self._scheduler.watches.patterns
         with _uncollected():
             made = self._varying(size)
-            key, ready = ((size, False), self._made(size)) if made is None else ((made[0], True), made[1])
-            self._graphs[*key, watched] = ready
+            whole, ready = made or (size, self._made(size))
+        key = (whole, made is not None, watched)
+        self._graphs[key] = ready
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
-        return *key, watched
+        return key
 
     def _varying(self, size: GraphSize) -> tuple[GraphSize, ReadyGraph] | None:
         """A graph that runs for more than one size, and what stands for it; None when there is no such graph. Try to
