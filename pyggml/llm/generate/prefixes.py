@@ -19,7 +19,10 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     n, i = min(len(a), len(b)), 0
     while i < n and a[i : i + _STRIDE] == b[i : i + _STRIDE]:
         i += _STRIDE
-    return next((at for at in range(i, n) if a[at] != b[at]), n)
+    for at in range(i, n):  # a loop, and no `next`: servers compare each prompt with hundreds of texts
+        if a[at] != b[at]:
+            return at
+    return n
 
 
 def keep_prefix(
