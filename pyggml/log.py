@@ -1,6 +1,5 @@
-"""The logger of pyggml: silent until the program asks for it. In a file of its own, because `import pyggml` does
-without
-`logging`, which takes as long as ten of our files."""
+"""The logger of pyggml: silent until the program asks for it. In a file of its own, because `import pyggml` does not
+need `logging`, which takes as long to import as ten of our files."""
 
 import logging
 
