@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from sys import modules
 from types import ModuleType
@@ -93,8 +92,6 @@ Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(
 
 # What records gradients: as late.
 Graph.gradients = lambda graph, loss, accs: import_module(".learn.gradients", __name__).expand(graph, loss, accs)
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent until the program asks for it
 
 F64, F32, F16, BF16 = DType.F64, DType.F32, DType.F16, DType.BF16
 I8, I16, I32, I64 = DType.I8, DType.I16, DType.I32, DType.I64

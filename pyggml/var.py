@@ -279,14 +279,15 @@ class Var(Size):
     and products are (`cache[head : head + 4]`).
 
     `lo` and `hi` are the smallest and the largest value it may take, now and later. Without `lo` the smallest one is 0,
-    and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest).
+    and 1 as soon as a tensor has so many elements: none has 0. `value` is the first one (default: the smallest). `hi`
+    may follow from Vars that are bound before (`gg.Var("head", hi=512 - n)`): then `head + n` is never above 512.
     Raises GraphError for a `hi` outside 0 .. 2^63 - 1, a value outside lo .. hi, and what is no whole number.
 
     A Var has one value at a time. Threads that bind it by the inputs of `pyggml.eval` take turns by themselves; those
     that call `bind` hold a lock of the program from there until they have read the results.
     """
 
-    __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number")
+    __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number", "room")
 
     _numbers = count()
     name: str
@@ -295,6 +296,7 @@ class Var(Size):
     _lo: int
     _value: int
     _is_open: bool
+    room: Size | None  # the largest value where that follows from other Vars
 
     def __new__(cls, name: str, hi: int | None = None, value: int | None = None, lo: int | None = None) -> Self:
         if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -304,7 +306,8 @@ class Var(Size):
         var = super().__new__(cls, 0, {})
         var.terms = {(var,): 1}
         var.name, var.number = name, next(cls._numbers)
-        var._hi = whole(f"hi of {name}", hi, error=GraphError)
+        var.room = hi if isinstance(hi, Size) else None
+        var._hi = whole(f"hi of {name}", largest(hi), error=GraphError)
         if not 0 <= var._hi <= _MAX:
             raise GraphError(f"hi of {name} = {hi} is outside 0..{_MAX}")
         var._lo = 0 if lo is None else whole(f"lo of {name}", lo, 0, var._hi, GraphError)
@@ -316,7 +319,8 @@ class Var(Size):
     __hash__ = object.__hash__  # two Vars are two, whatever their names
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Var, (self.name, self._hi, self._value, None if self._is_open else self._lo)
+        hi = self._hi if self.room is None else self.room
+        return Var, (self.name, hi, self._value, None if self._is_open else self._lo)
 
     @property
     def lo(self) -> int:
@@ -336,8 +340,9 @@ class Var(Size):
     def bind(self, value: int) -> None:
         """Set the value of the next run. Raises GraphError outside lo..hi."""
         value = whole(self.name, value, error=GraphError)
-        if not self._lo <= value <= self._hi:
-            raise GraphError(f"{self.name} = {value} is outside {self._lo}..{self._hi}")
+        hi = self._hi if self.room is None else int(self.room)
+        if not self._lo <= value <= hi:
+            raise GraphError(f"{self.name} = {value} is outside {self._lo}..{hi}")
         self._value = value
         self._is_open = self._is_open and value > 0
 
@@ -417,6 +422,8 @@ def bounds(n: int) -> tuple[int, int]:
     for powers of a Var of many values."""
     if not isinstance(n, Size):
         return n, n
+    if any(var.room is not None for factors in n.terms for var in factors):
+        return bounds(_at_end(n, 0))[0], bounds(_at_end(n, 1))[1]
     if len(n.terms) == 1:
         ((factors, least),) = n.terms.items()
         most = least
@@ -434,6 +441,21 @@ def bounds(n: int) -> tuple[int, int]:
         return min(ends), max(ends)
     parts = [bounds(Size(0, {factors: times})) for factors, times in n.terms.items()]
     return n.const + sum(least for least, _ in parts), n.const + sum(most for _, most in parts)
+
+
+def _at_end(n: Size, end: int) -> int:
+    """`n` with each Var whose largest value follows from other Vars at the end of its range that makes `n` least (0),
+    or largest (1). In products of Vars it has its own bounds."""
+    total: int = n.const
+    for factors, times in n.terms.items():
+        var, term = factors[0], Size(0, {factors: times})
+        if var.room is not None and len(factors) == 1:
+            term = (var.room if (times > 0) == (end == 1) else var.lo) * times
+        elif any(v.room is not None for v in factors):
+            ends = [times * prod(at) for at in product(*((v.lo, v.hi) for v in factors))]
+            term = max(ends) if end else min(ends)
+        total = total + term
+    return total
 
 
 def largest(n: int) -> int:

@@ -12,6 +12,7 @@ from pyggml import ops as gg
 from pyggml.dtypes import DType
 from pyggml.tensor import Tensor
 from pyggml.types import Floats, Ints
+from pyggml.var import largest
 
 from ..hparams import AttnTemperature
 from ..memory.kv_mask import KVMask
@@ -195,7 +196,7 @@ def build_inp_kq_mask(b: Build, il: int, *, cross: bool = False) -> Tensor:
     """
     kv, n_kv, _, name = b.cross if cross else b.use(il)
     if name not in b.masks:
-        mask = b.input(name, DType.F32, (n_kv, -(-b.n_tokens // MASK_PADDING) * MASK_PADDING), None)
+        mask = b.input(name, DType.F32, (n_kv, -(-largest(b.n_tokens) // MASK_PADDING) * MASK_PADDING), None)
         row = 4 * kv.size
         mask.nb = (4, row, row * mask.ne[1], row * mask.ne[1])
         b.masks[name] = b.cb(gg.cast(mask, DType.F16), f"{name} (copy)") if kv.flash_attn else mask

@@ -31,11 +31,8 @@ _ARRAYS = ("pos", "delta", "drift", "seq", "pos_max", "seq_end", "owner")
 
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
     """The owner of each column of `seq`, bool [n_seq_max, n], see `KVCells.owner`."""
-    owners = np.full(seq.shape[1], EMPTY, np.int32)
-    for s, row in enumerate(seq):
-        cells = np.flatnonzero(row)
-        owners[cells] = np.where(owners[cells] == EMPTY, s, SHARED)
-    return owners
+    n = np.count_nonzero(seq, axis=0)
+    return np.where(n == 1, seq.argmax(axis=0), np.where(n, SHARED, EMPTY)).astype(np.int32)
 
 
 class Copyable(Protocol):
@@ -279,10 +276,10 @@ class KVCells:
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). Returns True."""
-        where = self._range(p0, p1)
+        where = np.flatnonzero(self._range(p0, p1))
         rows = slice(None) if is_negative(seq_id) else self._checked(seq_id)
         self.seq[rows, where] = False
-        empty = np.flatnonzero(where & (self.pos >= 0) & ~self.seq.any(axis=0))
+        empty = where[~self.seq[:, where].any(axis=0)]
         self._free(empty)
         self._settle()
         if len(empty):
@@ -430,15 +427,17 @@ class KVCells:
         """Bring the counts up to date after cells were freed or shared."""
         taken = np.flatnonzero(self.pos >= 0)
         self.used = len(taken)
-        self.end = int(taken[-1]) + 1 if len(taken) else 0
+        self.end = end = int(taken[-1]) + 1 if len(taken) else 0
         self.version += 1
-        self.owner[:] = _owners(self.seq)
-        self.pos_max[:] = np.where(self.seq, self.pos, -1).max(axis=1)
-        self.seq_end[:] = np.where(self.seq.any(axis=1), self.size - self.seq[:, ::-1].argmax(axis=1), 0)
+        seq = self.seq[:, : max(end, 1)]  # most of a large cache is often empty
+        self.owner[: max(end, 1)], self.owner[end:] = _owners(seq), EMPTY
+        self.pos_max[:] = np.where(seq, self.pos[: max(end, 1)], -1).max(axis=1)
+        self.seq_end[:] = np.where(seq.any(axis=1), max(end, 1) - seq[:, ::-1].argmax(axis=1), 0)
 
     def _ascends(self) -> bool:
         """Whether the cells of each sequence ascend in position."""
-        return all(bool((p[1:] >= p[:-1]).all()) for p in (self.pos[row] for row in self.seq))
+        pos, seq = self.pos[: self.end], self.seq[:, : self.end]
+        return all(bool((p[1:] >= p[:-1]).all()) for p in (pos[row] for row in seq))
 
     def _want_order(self) -> None:
         self.wants_defrag |= not self._ascends()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -10,10 +9,10 @@ from typing import Any, Protocol
 
 from pyggml.errors import BatchError
 from pyggml.llm.generate.requests import Result
+from pyggml.log import LOG
 
 _AT_MOST = 8
 ATTEMPTS = 3  # processes that die at the same thing, until that is given up
-_log = logging.getLogger("pyggml")
 
 
 class WorkerDied(Exception):
@@ -129,7 +128,7 @@ class Pool:
         with self._changed:
             if not self._undone:
                 return False
-            _log.warning("a worker died; %d requests are done again: %s", len(chunk), died)
+            LOG.warning("a worker died; %d requests are done again: %s", len(chunk), died)
             self._left = deque(sorted((*chunk, *self._left)))
             self._deaths[chunk[0]] += 1
             if self._deaths[chunk[0]] == ATTEMPTS:

@@ -456,9 +456,9 @@ class LlamaContext(Closeable):
             for u in parts:
                 ready = self._run(u, self._take(u, graphs.memory), graphs)
                 if len(u.outputs):
-                    rows.append(np.array(ready.result))
+                    rows.append(np.array(ready.result[: len(u.outputs)]))
                 if ready.hidden is not None:
-                    hidden.append(np.array(ready.hidden))
+                    hidden.append(np.array(ready.hidden[: u.n_tokens]))
             name = "embeddings" if self._output.embeddings or graphs is self._encoder else "logits"
             outputs, result = gathered(parts, rows, vars(self)[name][:0])
             if of is not None:

@@ -197,8 +197,8 @@ class ReadyGraph:
     heads   for each cache the cell where the slot of the ubatch begins, bound before each run
     inputs  for each input with its own fill function: the function and a flat view of the input
     groups  for each group of inputs that one function fills: the function and flat views of the inputs
-    result  logits or embeddings, a row for each token that wants them
-    hidden  hidden states, a row for each token; None when the graph does not give them
+    result  logits or embeddings, a row for each token that wants them; rows behind these are for larger ubatches
+    hidden  hidden states, a row for each token, and such rows; None when the graph does not give them
     """
 
     schedule: Schedule
@@ -218,7 +218,7 @@ class ReadyGraph:
 
 
 def _set(to: Values, values: Values) -> None:
-    """Write `values` to the beginning of `to`, which may have room for more cells."""
+    """Write `values` to the beginning of `to`, which may have room for more tokens or cells."""
     to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
 
 
@@ -241,12 +241,25 @@ def _blocks_of(cache: KVCache) -> tuple[int, Var]:
     return block, Var("n_kv", cache.size // block, lo=min(cache.padding, cache.size) // block)
 
 
+def _sizes(n_ubatch: int) -> list[tuple[Var, Var]]:
+    """For each range of sizes that one graph serves (2, 3 and 4, 5 to 8, 9 to 16 ...): the tokens of a ubatch, and how
+    many of them have an output."""
+    sizes: list[tuple[Var, Var]] = []
+    lo = 2
+    while lo <= n_ubatch:
+        hi = min(1 << (lo - 1).bit_length(), n_ubatch)
+        n_tokens = Var("n_tokens", hi, lo=lo)
+        sizes.append((n_tokens, Var("n_outputs", n_tokens + 0, lo=1)))
+        lo = hi + 1
+    return sizes
+
+
 class ReadyGraphs:
     """The graphs of a context, by size; the least recently used ones are dropped.
 
-    A size that comes for the first time gets a graph for its n_kv alone. A single token, and a size that comes again
-    with another n_kv, get one graph that runs for every n_kv. `caches` are the memory's. `masks` has the mask of each
-    cache; None for the cache of encoded text in the graphs of an encoder, because those only write to it.
+    A graph runs for every n_kv, and for a range of numbers of tokens and outputs, see `_sizes`. Where an architecture
+    has no such graph, it has one for every n_kv alone, or for one size. `caches` are the memory's. `masks` has the mask
+    of each cache; None for the cache of encoded text in the graphs of an encoder, because those only write to it.
     """
 
     def __init__(
@@ -260,11 +273,12 @@ class ReadyGraphs:
         self.memory, self.caches = memory, memory.caches
         self._scheduler, self._build = scheduler, build
         self._graphs: OrderedDict[_Key, ReadyGraph] = OrderedDict()
-        self._seen: set[GraphSize] = set()  # sizes that came before, their n_kv replaced by 0
         self._last: tuple[GraphSize, Patterns, ReadyGraph] | None = None  # what `get` gave
         transient = any(c.transient for c in self.caches)  # such a cache only has the batch's cells
         self._n_kv = [_blocks_of(c) for c in self.caches]
         self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # caches whose n_kv varies
+        self._tokens = _sizes(n_ubatch)
+        self._fixed: set[GraphSize] = set()  # kinds of graphs that are built for one number of tokens
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
         self._inputs: dict[str, Tensor] = {}
@@ -284,50 +298,74 @@ class ReadyGraphs:
         watched, last = self._scheduler.watches.patterns, self._last
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
-        self._last = None  # until all n_kv are bound again: building a graph binds others
-        key = (size, False, watched)
-        if key not in self._graphs:
-            key = (self._whole(size), True, watched)
-            if key not in self._graphs:
-                key = self._make(size)
+        self._last = None  # until all Vars are bound again: building a graph binds others
+        keys = [(whole, True, watched) for whole in self._wholes(size)] + [(size, False, watched)]
+        key = next((key for key in keys if key in self._graphs), None) or self._make(size)
         self._graphs.move_to_end(key)
         ready = self._graphs[key]
-        for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
-            n_blocks.bind(n_kv // block)
+        self._bind(size)
         self._last = size, watched, ready
         return ready
 
-    def _whole(self, size: GraphSize) -> GraphSize:
-        """The size with the largest n_kv, which stands for a graph that runs for every n_kv."""
-        return size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
+    def _tokens_of(self, size: GraphSize) -> tuple[Var, Var] | None:
+        """The tokens and outputs of the range in which a size lies; None for those of one token, and of texts that run
+        beside each other."""
+        if size.n_tokens == 1 or size.n_seqs > 1:
+            return None
+        return self._tokens[(size.n_tokens - 1).bit_length() - 1]
+
+    def _bind(self, size: GraphSize) -> None:
+        """Let the graphs run for that size."""
+        for (block, n_blocks), n_kv in zip(self._n_kv, size.n_kv, strict=True):
+            n_blocks.bind(n_kv // block)
+        for var, n in zip(self._tokens_of(size) or (), size[:2], strict=False):
+            var.bind(n)
+
+    def _wholes(self, size: GraphSize) -> list[GraphSize]:
+        """What stands for the graphs that run for that size and others: one for a range of tokens and every n_kv, and
+        one for every n_kv alone. Its n_kv, tokens and outputs are the largest ones."""
+        whole = size.with_n_kv([c.size for c in self.caches[: self._n_vary]])
+        tokens = self._tokens_of(size)
+        if tokens is None or not self._n_vary:
+            return [whole]
+        return [whole._replace(n_tokens=tokens[0].hi, n_outputs=0), whole]
 
     def _make(self, size: GraphSize) -> _Key:
         """Build a graph, and return its key."""
-        ready, watched = None, self._scheduler.watches.patterns
-        seen = size.with_n_kv([0] * len(size.n_kv))
+        watched = self._scheduler.watches.patterns
         with _uncollected():
-            if size.n_tokens == 1 or seen in self._seen:
-                ready = self._varying(size)
-            key = (size, False, watched) if ready is None else (self._whole(size), True, watched)
-            self._graphs[key] = self._made(size) if ready is None else ready
-        self._seen.add(seen)
+            made = self._varying(size)
+            whole, ready = made or (size, self._made(size))
+        key = (whole, made is not None, watched)
+        self._graphs[key] = ready
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
         return key
 
-    def _varying(self, size: GraphSize) -> ReadyGraph | None:
-        """A graph that runs for every n_kv, or None when there is no such graph. Try to vary the n_kv of all caches; if
-        a graph cannot, vary only the first cache's from now on; if that fails too, vary none."""
+    def _varying(self, size: GraphSize) -> tuple[GraphSize, ReadyGraph] | None:
+        """A graph that runs for more than one size, and what stands for it; None when there is no such graph. Try to
+        vary the n_kv of all caches and the tokens; if a graph of that kind cannot, vary only n_kv; if it cannot do that
+        either, vary only the first cache's from now on; if that fails too, vary none."""
+        kind, tokens = size._replace(n_tokens=0, n_outputs=0, n_kv=()), self._tokens_of(size)
         while self._n_vary:
             varying = self._n_kv[: self._n_vary]
-            if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying):
+            of_tokens = tokens is not None and kind not in self._fixed
+            if all(n_blocks.lo == n_blocks.hi for _, n_blocks in varying) and not of_tokens:
                 return None
             for _, n_blocks in varying:
                 n_blocks.bind(n_blocks.hi)  # so that the graph sees its inputs at full size
+            largest_one = size.with_n_kv([block * n_blocks for block, n_blocks in varying])
+            if tokens is not None and of_tokens:
+                for var in tokens:
+                    var.bind(var.hi)
+                largest_one = largest_one._replace(n_tokens=tokens[0] + 0, n_outputs=tokens[1] + 0)
             try:
-                return self._made(size.with_n_kv([block * n_blocks for block, n_blocks in varying]))
+                return self._wholes(size)[0 if of_tokens else -1], self._made(largest_one)
             except Varies:
-                self._n_vary = 1 if self._n_vary > 1 else 0
+                if of_tokens:
+                    self._fixed.add(kind)
+                else:
+                    self._n_vary = 1 if self._n_vary > 1 else 0
         return None
 
     def _made(self, size: GraphSize) -> ReadyGraph:
@@ -343,8 +381,8 @@ class ReadyGraphs:
             heads=tuple(u.head for u in b.uses),
             inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
             groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
-            result=b.graph.nodes[-1].numpy().reshape(b.n_logits or b.n_outputs, -1),
-            hidden=None if b.hidden is None else b.hidden.numpy().reshape(b.n_tokens, -1),
+            result=b.graph.nodes[-1].numpy().reshape(largest(b.n_logits or b.n_outputs), -1),
+            hidden=None if b.hidden is None else b.hidden.numpy().reshape(largest(b.n_tokens), -1),
         )
 
     def _attached(self, size: GraphSize) -> Build:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -23,6 +22,7 @@ from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.hub import find_model
 from pyggml.inspect.watch import Watches
+from pyggml.log import LOG
 from pyggml.models import get_architecture
 from pyggml.signature import hands_on, keywords_of
 from pyggml.stream.sizes import memory_size
@@ -52,7 +52,6 @@ DEFAULT_MODEL = "tales-Q8_0.gguf"
 _WHISPER_MAGIC = (0x67676D6C).to_bytes(4, "little")
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
-_log = logging.getLogger("pyggml")
 _GENERATES = hands_on(*keywords_of(new_generation))
 
 
@@ -368,7 +367,7 @@ def load_model(
         model = Model(file.path, arch, kv, tensors, layers, None if mmproj is None else path_name(mmproj, ModelError))
         _refuse_unused(file, model)
         if model.unused:
-            _log.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
+            LOG.warning("%s: nothing asks for the tensors %s", file.path, ", ".join(model.unused))
         _report(progress, 0.0)
         if budget is not None:
             from pyggml.stream.read import origins_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pyggml.errors import ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
+from pyggml.log import LOG
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.hparams import TowerHParams
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
@@ -25,7 +25,6 @@ from pyggml.small_file import parse_json
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
-_log = logging.getLogger("pyggml")
 _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 
 
@@ -49,7 +48,7 @@ class LoadedTower:
                 names = ", ".join(self.weights.unused)
                 if os.path.isdir(path):
                     raise ModelError(f"nothing asks for the tensors {names:.300} of the tower: it is not supported")
-                _log.warning("%s: nothing asks for the tensors %s", path, names)
+                LOG.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
         self.name = name

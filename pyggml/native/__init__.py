@@ -4,7 +4,6 @@ Functions that every room may use lie in this room: vocabularies, samplers, the 
 files, the count of threads. Kernels and plans are the cpu backend's."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 try:
@@ -12,6 +11,8 @@ try:
 except ModuleNotFoundError as e:
     if e.name != f"{__name__}._pggml":
         raise
+    from pathlib import Path  # takes a while, and is not needed else
+
     raise ImportError(
         f"{Path(__file__).parents[1]} is a checkout of pyggml whose C library is not built: install it with "
         f"`pip install -e {Path(__file__).parents[2]}`, or start Python in another folder to use the installed one"

@@ -203,7 +203,7 @@ def test_an_error_of_pyggml_keeps_its_class_and_names_the_node(model: Model) -> 
     def fail(x: Any) -> None:
         raise gg.KVCacheFull("no room", needed=3, free=2)
 
-    where = r"the edit of l_out-1: F32 ne \[32, 1, 1, 1\], op add: no room"
+    where = r"the edit of l_out-1: F32 ne \[32, n_outputs, 1, 1\], op add: no room"
     with pytest.raises(gg.KVCacheFull, match=where) as raised, model.edit("l_out-1", fail):
         logits(model)
     assert (raised.value.needed, raised.value.free) == (3, 2) and isinstance(raised.value.__cause__, gg.KVCacheFull)

@@ -168,7 +168,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[int, ..
 
 
 def test_a_graph_that_could_not_be_built_leaves_the_others_right(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was to vary has bound n_kv to its largest before it fails."""
+    """Before it fails it has bound n_kv to its largest, and the numbers of tokens and outputs."""
     ctx, expected = new(model, n_ctx=96), new(model, n_ctx=96)
     for c in (ctx, expected):
         for ids in (IDS[:3], [3 + i for i in range(30)], [5]):
@@ -179,7 +179,7 @@ def test_a_graph_that_could_not_be_built_leaves_the_others_right(model: Model, m
 
     with monkeypatch.context() as m, pytest.raises(MemoryError):
         m.setattr(Architecture, "build_stage", build_stage)
-        ctx.decode(IDS[:3])  # as at the start, with another n_kv
+        ctx.decode(IDS[:2])  # a number of tokens that did not come before
     for c in (ctx, expected):
         c.decode([8])
     assert np.array_equal(ctx.logits, expected.logits)

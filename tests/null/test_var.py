@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -209,6 +210,22 @@ def test_what_it_looks_like() -> None:
     x = Context().new_tensor(gg.F32, (8, n, 2 * k), "x")
     assert repr(x) == "<Tensor x: F32 ne [8, n, 2*k, 1] op none>" and x.shape == (2 * k, n, 8)
     assert x.nb == (4, 32, 32 * n, 64 * n * k) and x.layout == ((8, 3, 2, 1), (4, 32, 96, 192))
+
+
+def test_a_largest_value_that_follows_from_another_var() -> None:
+    n, k = Var("n", 8, lo=2), Var("k", 3)
+    head = Var("head", 10 - n)
+    assert (head.lo, head.hi) == (0, 8) and bounds(head + n) == (2, 10) and bounds(3 * head + 3 * n - k) == (3, 30)
+    assert bounds(10 - n - head) == (0, 8) and bounds(n - head) == (-6, 8) and bounds(head * k) == (0, 24)
+    assert gg.view_1d(Context().new_tensor(gg.F32, (10,)), n, 4 * head).ne[0] == n  # the last rows of 10
+    with pytest.raises(gg.ShapeError, match="outside the 36 bytes"):
+        gg.view_1d(Context().new_tensor(gg.F32, (9,)), n, 4 * head)
+    n.bind(6)
+    head.bind(4)
+    with pytest.raises(gg.GraphError, match=r"head = 5 is outside 0\.\.4"):
+        head.bind(5)
+    copy = pickle.loads(pickle.dumps((head, head + n)))
+    assert bounds(copy[0]) == (0, 8) and int(copy[1]) == 10
 
 
 def test_two_vars_are_two() -> None:

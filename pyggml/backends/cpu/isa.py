@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from pyggml.native import LIBRARY, ffi, lib
-from pyggml.native.stale import check_build
 
 from ...codec import check_rows
 from ...dtypes import DType
@@ -33,6 +32,8 @@ class Kernel(NamedTuple):
 @cache
 def isa_levels() -> dict[str, int]:
     """The levels this CPU can run, lowest first: name -> number. Raises BackendError when the library is stale."""
+    from pyggml.native.stale import check_build  # imports pathlib, which takes a while: not for `import pyggml`
+
     check_build()
     names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
     return {name: i for name, i in names if lib.pg_isa_supported(i)}

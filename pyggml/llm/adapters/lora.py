@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -16,6 +15,7 @@ from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT, open_gguf
 from pyggml.gguf_io.write import GGUFOut, kv_record
+from pyggml.log import LOG
 from pyggml.models.weights import Weights
 from pyggml.ops.matmul import WEIGHT_TYPES
 from pyggml.tensor import Tensor
@@ -23,7 +23,6 @@ from pyggml.tensor import Tensor
 MAX_SCALE = 1e30  # a weight times this is a finite F32
 _A, _B = ".lora_a", ".lora_b"
 TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
-_log = logging.getLogger("pyggml")
 
 
 class Adaptable(Protocol):
@@ -151,7 +150,7 @@ def pairs_of(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str
         rank = b.ne[0]
         pairs[weight] = Pair(a, b, alpha / rank if alpha else 1.0)
     if skipped:
-        _log.warning("%s: norms in adapters are not used, as in llama.cpp: %s", path, ", ".join(skipped))
+        LOG.warning("%s: norms in adapters are not used, as in llama.cpp: %s", path, ", ".join(skipped))
     return pairs
 
 

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyggml.log import LOG
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Scheduler
 
 from ..loaded import LoadedModel
 
-_log = logging.getLogger("pyggml")
 _MIB = 1 << 20
 _SHOWN = 40  # a text in the metadata is cut behind so many characters
 _PER_LAYER = ("n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v", "n_ff")  # reported for the first layer
@@ -25,16 +25,16 @@ _ROPE = ("rope_type", "rope_scaling_type", "rope_freq_base", "rope_freq_scale", 
 
 def log_model(model: LoadedModel) -> None:
     """Log the facts about a loaded model (INFO)."""
-    if _log.isEnabledFor(logging.INFO):
+    if LOG.isEnabledFor(logging.INFO):
         for line in _model_lines(model):
-            _log.info("%s", line)
+            LOG.info("%s", line)
 
 
 def log_context(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> None:
     """Log the sizes of a new context (INFO)."""
-    if _log.isEnabledFor(logging.INFO):
+    if LOG.isEnabledFor(logging.INFO):
         for line in _context_lines(memory, scheduler, n_threads, n_batch, n_ubatch):
-            _log.info("%s", line)
+            LOG.info("%s", line)
 
 
 def _model_lines(model: LoadedModel) -> Iterator[str]:

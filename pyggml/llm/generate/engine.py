@@ -337,29 +337,26 @@ class Engine:
                 g.n_done += len(tokens)
                 return [(slot, ctx.logits)]
         parts = sorted(self._together(), key=_is_prompt)
-        batch, taken = Batch(), list[tuple[Slot, int, int, int]]()  # tokens of each; rows of logits, and spare ones
-        sizes, n_spare = _rounded(parts, self._sizes(parts))
-        for (slot, (tokens, pos, seqs, n_outputs)), n in zip(parts, sizes, strict=True):
+        batch, taken = Batch(), list[tuple[Slot, int, int]]()  # tokens of each, and rows of logits
+        for (slot, (tokens, pos, seqs, n_outputs)), n in zip(parts, self._sizes(parts), strict=True):
             g, base = slot.generation, len(batch)
             if g.media is not None and seqs[0] == g.seq:
                 batch.media |= {base + i: row for i, row in g.media_at(pos[:n]).items()}
             n_rows = n_outputs if n == len(tokens) else 0
-            spare = min(n_spare, n - n_rows)
-            n_spare -= spare
-            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows + spare)
-            taken.append((slot, n, n_rows, spare))
+            batch.extend(tokens[:n], pos[:n], seqs[:n], n_rows)
+            taken.append((slot, n, n_rows))
         if taken:
             ctx.decode(batch)
         turns: list[_Turn] = []
         row = 0
         self._turn += 1
-        for slot, n, n_rows, spare in taken:
+        for slot, n, n_rows in taken:
             is_checkpoint = self._to_checkpoint(slot.generation) == n
             slot.generation.n_done += n
             slot.turn = self._turn
             if is_checkpoint and self._snapshots is not None:
                 self._snapshots.keep(slot.key, slot.text[: slot.n_held], slot.generation.seq, True)
-            row += spare + n_rows
+            row += n_rows
             turns.append((slot, ctx.logits[row - n_rows : row]))
         return turns
 
@@ -408,30 +405,3 @@ def _is_prompt(active: tuple[Slot, Placed]) -> bool:
 def adapters_key(g: Generation) -> Hashable:
     """Stands for the adapters of a generation: equal for those that may be evaluated together, or share tokens."""
     return None if g.loras is None else tuple((id(lora), scale) for lora, scale in g.loras if scale)
-
-
-def _rounded(parts: Sequence[tuple[Slot, Placed]], sizes: list[int]) -> tuple[list[int], int]:
-    """How many tokens of each part, at most `sizes`, go into a batch, and how many rows of logits it has that nobody
-    reads.
-
-    A graph is built for each number of tokens and of rows, which takes as long as some steps. Where prompts are
-    evaluated beside other texts, these numbers hardly ever come again, so they are rounded: what is left of a prompt
-    goes with the next tokens of the others, and rows are cheap.
-    """
-    total = sum(sizes)
-    if len(sizes) < 2 or total <= len(sizes):
-        return sizes, 0
-    sizes, too_many = list(sizes), total - _round(total)
-    for i, (slot, want) in reversed(list(enumerate(parts))):
-        if want.n_outputs == 1 and sizes[i] > 1 and slot.generation.media is None:
-            cut = min(too_many, sizes[i] - 1)
-            sizes[i] -= cut
-            too_many -= cut
-    n_rows = sum(want.n_outputs for (_, want), n in zip(parts, sizes, strict=True) if n == len(want.tokens))
-    return sizes, (1 << max(n_rows - 1, 0).bit_length()) - n_rows  # a power of two in all
-
-
-def _round(n: int) -> int:
-    """The largest number up to `n` that is a power of two times 4, 5, 6 or 7; up to 8 `n` itself."""
-    grain = 1 << max(n.bit_length() - 3, 0)
-    return n // grain * grain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,10 +11,18 @@ if TYPE_CHECKING:
     from ..media_prompt import PlacedMedia
 
 
+_STRIDE = 64  # tokens that are compared at once
+
+
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences (of the same type) begin with alike."""
-    n = min(len(a), len(b))
-    return n if a[:n] == b[:n] else bisect_left(range(n), True, key=lambda i: a[: i + 1] != b[: i + 1])
+    n, i = min(len(a), len(b)), 0
+    while i < n and a[i : i + _STRIDE] == b[i : i + _STRIDE]:
+        i += _STRIDE
+    for at in range(i, n):  # a loop, and no `next`: servers compare each prompt with hundreds of texts
+        if a[at] != b[at]:
+            return at
+    return n
 
 
 def keep_prefix(

@@ -10,7 +10,7 @@ from pyggml.buffers.buffer import check_free_memory
 from pyggml.errors import AllocError, GGMLError
 from pyggml.models.memory.recurrent import RecurrentCells
 
-from ..state.save_load import load_seq_bytes, seq_bytes
+from ..state.save_load import load_own_seq, own_seq_bytes
 from .prefixes import common_prefix
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Snapshots:
         """Keep sequence `seq`, which holds `tokens`, unless another snapshot has them or there is no room."""
         tokens = list(tokens)
         cuts = self._ctx.memory.keeps_all
-        for s in self._with(key):
-            n = common_prefix(s.tokens, tokens)
+        shared = {s: common_prefix(s.tokens, tokens) for s in self._with(key)}
+        for s, n in shared.items():
             if n == len(tokens) and (cuts or n == len(s.tokens)):
                 self._use(s)
                 return
@@ -66,16 +66,16 @@ class Snapshots:
             self._make_room(size)
             if size > self.n_bytes:
                 return
-            data = seq_bytes(self._ctx, seq)
+            data = own_seq_bytes(self._ctx, seq)
         except (AllocError, MemoryError):
             return
         self._make_room(len(data))
         if len(data) > self.n_bytes:
             return
         if cuts:
-            self.kept = [s for s in self.kept if s.key != key or common_prefix(s.tokens, tokens) < len(s.tokens)]
+            self.kept = [s for s in self.kept if s.key != key or shared[s] < len(s.tokens)]
         self.kept.append(new := Snapshot(key, tokens, data, is_checkpoint))
-        self._use(new)
+        self._use(new, max((shared[s] for s in self._with(key) if s is not new), default=0))
         marks = [s for s in self.kept if s.is_checkpoint]
         if len(marks) > self._n_checkpoints:
             self._drop(min(marks, key=lambda s: s.worth))
@@ -84,8 +84,9 @@ class Snapshots:
         """The snapshot that has most of the beginning of a prompt, and how many tokens of it are used; (None, 0) when
         there is none."""
         best: tuple[Snapshot | None, int] = None, 0
+        prompt = list(prompt)
         for s in self._with(key):
-            n = common_prefix(s.tokens, list(prompt))
+            n = common_prefix(s.tokens, prompt)
             if n > best[1] and (n == len(s.tokens) or self._ctx.memory.keeps_all):
                 best = s, n
         return best
@@ -93,7 +94,7 @@ class Snapshots:
     def restore(self, snapshot: Snapshot, seq: int) -> bool:
         """Put a snapshot in the place of what sequence `seq` holds. False, with `seq` empty, when that cannot be."""
         try:
-            load_seq_bytes(self._ctx, snapshot.data, seq)
+            load_own_seq(self._ctx, snapshot.data, seq)
         except (GGMLError, MemoryError):
             self._ctx.memory.seq_rm(seq)
             return False
@@ -103,7 +104,7 @@ class Snapshots:
     def copy(self, source: int, seq: int) -> bool:
         """Let `seq` hold what `source` holds, in cells of its own. False, with `seq` empty, when that cannot be."""
         try:
-            load_seq_bytes(self._ctx, seq_bytes(self._ctx, source), seq)
+            load_own_seq(self._ctx, own_seq_bytes(self._ctx, source), seq)
         except (GGMLError, MemoryError):
             self._ctx.memory.seq_rm(seq)
             return False
@@ -112,9 +113,11 @@ class Snapshots:
     def _with(self, key: Hashable) -> list[Snapshot]:
         return [s for s in self.kept if s.key == key]
 
-    def _use(self, s: Snapshot) -> None:
-        others = [common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s]
-        s.worth = self._floor + (len(s.tokens) - max(others, default=0)) / len(s.data)
+    def _use(self, s: Snapshot, n_shared: int | None = None) -> None:
+        """Count a use. `n_shared`: how many of its first tokens another snapshot has."""
+        if n_shared is None:
+            n_shared = max((common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s), default=0)
+        s.worth = self._floor + (len(s.tokens) - n_shared) / len(s.data)
 
     def _drop(self, s: Snapshot) -> None:
         self.kept.remove(s)

@@ -141,9 +141,21 @@ def load_seq_bytes(ctx: Stateful, data: bytes, seq: int | None = None) -> int:
     return _load_seq(ctx, data, seq)[0]
 
 
+def own_seq_bytes(ctx: Stateful, seq: int) -> bytes:
+    """A sequence, to be loaded by `load_own_seq` into the same context: it does not say of which model it is."""
+    return b"".join(_pack(ctx, seq, (), {}))
+
+
+def load_own_seq(ctx: Stateful, data: bytes, seq: int) -> None:
+    """Load what `own_seq_bytes` returned, in the place of what sequence `seq` holds. Errors: see `load_seq`."""
+    _load_seq(ctx, data, seq, {})
+
+
 @changing
-def _load_seq(ctx: Stateful, data: bytes, seq: int | None) -> tuple[int, list[int]]:
-    r, memory = _opened(ctx, data, "sequence"), ctx.memory
+def _load_seq(
+    ctx: Stateful, data: bytes, seq: int | None, model: dict[str, Any] | None = None
+) -> tuple[int, list[int]]:
+    r, memory = _opened(ctx, data, "sequence", model), ctx.memory
     if seq is None:
         free = (i for i in range(memory.n_seq_max) if all(s.seq_pos_max(i) < 0 for s in memory.stores))
         seq = next(free, None)
@@ -188,12 +200,15 @@ def _stored(dtype: DType) -> str:
 
 
 @changing
-def _pack(ctx: Stateful, seq: int | None, tokens: Sequence[int]) -> list[bytes | memoryview]:
+def _pack(
+    ctx: Stateful, seq: int | None, tokens: Sequence[int], model: dict[str, Any] | None = None
+) -> list[bytes | memoryview]:
+    """The parts of a state. `model`: the description of the model; None: `_model_of` makes it."""
     arrays: list[Array] = [np.array([whole("a token", t, 0, LAST_POS, StateError) for t in tokens], np.int32)]
     n_outputs = len(ctx.logits) if seq is None else 0
     header: dict[str, Any] = {
         "kind": "context" if seq is None else "sequence",
-        "model": _model_of(ctx),
+        "model": _model_of(ctx) if model is None else model,
         "tokens": len(tokens),
         "caches": [],
     }
@@ -203,13 +218,13 @@ def _pack(ctx: Stateful, seq: int | None, tokens: Sequence[int]) -> list[bytes |
     return state_file.pack(header, (*arrays, ctx.outputs[:n_outputs], ctx.logits[:n_outputs]))
 
 
-def _opened(ctx: Stateful, data: bytes, kind: str) -> StateReader:
-    """Open a state. Raises StateError when it is of another kind or of another model."""
+def _opened(ctx: Stateful, data: bytes, kind: str, model: dict[str, Any] | None = None) -> StateReader:
+    """Open a state. Raises StateError when it is of another kind or of another model. `model`: see `_pack`."""
     r = StateReader(data)
     found = r.header.get("kind")
     if found != kind:
         raise StateError(f"this is the state of a {found}, not of a {kind}")
-    _check_model(r.header.get("model"), _model_of(ctx))
+    _check_model(r.header.get("model"), _model_of(ctx) if model is None else model)
     return r
 
 

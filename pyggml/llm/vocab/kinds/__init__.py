@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.errors import ModelError
+from pyggml.log import LOG
 
 from ..roles import Roles
 from ..tokens import KEY, Tokens, flag
 
 if TYPE_CHECKING:
     from .pre import Pre
-
-_log = logging.getLogger("pyggml")
 
 
 class Tokenizer(Protocol):
@@ -115,5 +113,5 @@ def _pre(model: str, kv: Mapping[str, object]) -> Pre:
     if not isinstance(name, str):
         raise ModelError(f"{KEY}pre is not a string: {name!r}")
     if name == "default":
-        _log.warning("%spre is missing or 'default': the ids may not be those that the model was trained on", KEY)
+        LOG.warning("%spre is missing or 'default': the ids may not be those that the model was trained on", KEY)
     return find_pre(name)
