@@ -1,23 +1,16 @@
 #!/usr/bin/env bash
 # dependencies.sh lowest|newest WHEEL [PYTEST ARGUMENTS]: the tests with the lowest versions of all dependencies that
-# pyproject.toml allows, or with the newest ones. By hand, before a release: an index of packages is asked.
+# pyproject.toml allows, or with the newest ones. By hand, before a release: uv asks an index of packages.
 set -euo pipefail
-which=$1 wheel=$(realpath "$2")
+declare -A resolution=([lowest]=lowest-direct [newest]=highest)
+which=${resolution[$1]} wheel=$(realpath "$2")
 shift 2
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-python3 -m venv "$work/venv"
-export PATH="$work/venv/bin:$PATH" PIP_DISABLE_PIP_VERSION_CHECK=1 CI=true
-touch "$work/constraints"
-if [ "$which" = lowest ]; then
-  python - > "$work/constraints" << 'END'
-import re
-for name, least in sorted(set(re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)"', open("pyproject.toml").read()))):
-    if name != "scikit-build-core":  # builds only
-        print(f"{name}=={least}")
-END
-fi
-pip install -q --only-binary :all: -c "$work/constraints" "$wheel[test]"
-pip list --format=freeze
+uv venv -q "$work/venv"
+export VIRTUAL_ENV="$work/venv" PATH="$work/venv/bin:$PATH" CI=true
+uv pip install -q --only-binary :all: --resolution "$which" -r pyproject.toml --extra test
+uv pip install -q --no-deps "$wheel"
+uv pip freeze
 pytest -p no:cacheprovider "$@"
