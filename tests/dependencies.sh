@@ -13,4 +13,4 @@ export VIRTUAL_ENV="$work/venv" PATH="$work/venv/bin:$PATH" CI=true
 uv pip install -q --only-binary :all: --resolution "$which" -r pyproject.toml --extra test
 uv pip install -q --no-deps "$wheel"
 uv pip freeze
-pytest -p no:cacheprovider "$@"
+pytest -p no:cacheprovider -W default::DeprecationWarning "$@"  # what old versions use of newer ones is not ours
