@@ -92,7 +92,7 @@ class CheckedWeights(Weights):
 class ShapeOnlyWeights(Weights):
     """Weights without memory, made as they are asked for, to look at a graph without a file.
 
-    Matrices are F16, vectors F32. Tensors that a file may lack exist when `optional` has their names.
+    Matrices are F16, vectors and biases F32. Tensors that a file may lack exist when `optional` has their names.
     """
 
     def __init__(self, optional: Container[str] = ("output.weight",)) -> None:
@@ -103,6 +103,6 @@ class ShapeOnlyWeights(Weights):
     def ask(self, spec: TensorSpec) -> Tensor | None:
         """The tensor, made when it is asked for, or None."""
         if spec.name not in self._made and (not spec.optional or spec.name in self._optional):
-            dtype = DType.F16 if len(spec.ne) > 1 else DType.F32
+            dtype = DType.F16 if len(spec.ne) > 1 and not spec.name.endswith(".bias") else DType.F32
             self._made[spec.name] = self._ctx.new_tensor(dtype, spec.ne, spec.name)
         return super().ask(spec)

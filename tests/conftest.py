@@ -18,9 +18,10 @@ import pytest
 
 from pyggml.opdef import OPS
 
+from .cells import pytest_sessionfinish, pytest_terminal_summary, pytest_testnodedown
 from .tiny_model import tiny, write_model
 
-__all__ = ["tiny", "write_model"]
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary", "pytest_testnodedown", "tiny", "write_model"]
 
 pytest_plugins = ["pyggml.testing.plugin"]
 collect_ignore = ["example_op"]  # a package of its own: tests/testing runs its test

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from ..sched import Scheduler
 from ..tensor import Tensor
 from .draw import cases_of
 from .gradients import has_gradients
-from .harness import Case, Outcome, both_of, compare, explained, outcome, record_case, run_case
+from .harness import Case, Outcome, compare, explained, outcome, outcomes, record_case, run_case
 from .search import Cases, cases_for, search
 from .strategies import STRATEGIES
 
@@ -30,12 +30,19 @@ def levels_of(op: str) -> list[str]:
     return [name for name in isa_levels() if stem in table_of(name)] or ["generic"]
 
 
-def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, max_examples: int | None = None) -> None:
+def check_op(
+    op: OpDef,
+    cases: Cases | None = None,
+    *,
+    isa: str | Sequence[str] | None = None,
+    max_examples: int | None = None,
+) -> None:
     """Look for a case in which the C kernels of `op` do not give what its reference gives, on one thread or two. When
     `op` has a gradient and `isa` is not given, look for a case whose gradient is wrong, too (`check_gradient`).
 
     cases         the strategy that draws cases; default: pyggml's, and `cases_of(op)` for an op of one's own
-    isa           an instruction set; default: all instruction sets that have their own kernel
+    isa           an instruction set or several, each of which computes every case; default: all instruction sets that
+                  have their own kernel
     max_examples  how many cases; default: as the profile of hypothesis says
 
     Sources are dense, padded and permuted; memory lies between guard bytes. Raises Mismatch for the smallest case that
@@ -45,12 +52,13 @@ def check_op(op: OpDef, cases: Cases | None = None, *, isa: str | None = None, m
     if op.kernel is None and op.name not in STRATEGIES:
         raise BackendError(f"{op.name} has no kernel to check: name one in its OpDef, and register_kernel it")
 
-    def check(case: Case, level: str, n_threads: int) -> None:
-        run_case(case, level, n_threads)
+    levels = levels_of(op.name) if isa is None else isa
 
-    levels = levels_of(op.name) if isa is None else [isa]
+    def check(case: Case, n_threads: int) -> None:
+        run_case(case, levels, n_threads)
+
     drawn = cases_for(op, cases)
-    search(check, op.name, max_examples, drawn, st.sampled_from(levels), st.sampled_from([1, 2]))
+    search(check, op.name, max_examples, drawn, st.sampled_from([1, 2]))
     if op.grad is not None and isa is None:
         has_gradients(op, drawn, max_examples)
 
@@ -133,7 +141,7 @@ def _check_op(op: object) -> None:
 def _both_on(b: Backend, case: Case, node: Tensor) -> tuple[Outcome, Outcome] | None:
     """What a backend computes, and what the reference does. None when the scheduler gives the node to another one."""
     if b.buft not in Buffer.device_types:
-        return both_of(node, lambda nodes: b.compile(steps_of(nodes), lambda s: s))
+        return next(outcomes(node, [lambda nodes: b.compile(steps_of(nodes), lambda s: s)]))
     found: list[Outcome] = []
     for sched, t in ((Scheduler([b, "ref"]), node), (Scheduler(["ref"]), record_case(case))):
         graph = Graph().build_forward_expand(t)

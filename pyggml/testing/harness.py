@@ -5,9 +5,10 @@ Every tensor's memory lies between guard bytes, which must be intact after each 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from ..graph import Graph
 from ..opdef import opdef_of, written_by
 from ..ops import permute, view_4d
 from ..tensor import Context, Tensor
+from .cells import see
 
 GUARD = 1024  # bytes
 FILL = 0x7F  # fills guard bytes: huge as F32 and BF16, NaN as F16, so that it shows when someone reads them
@@ -203,9 +205,11 @@ def compiled(nodes: Sequence[Tensor], isa: str, n_threads: int, kernel: Kernel |
     return CpuBackend(n_threads, isa).compile(steps, lambda s: s)
 
 
-def both_of(node: Tensor, compile: Callable[[list[Tensor]], Program]) -> tuple[Outcome, Outcome]:
-    """What the program that `compile` makes of the graph's nodes computes, and what the reference does. Raises Mismatch
-    when the program writes beside its results."""
+def outcomes(
+    node: Tensor, compilers: Iterable[Callable[[list[Tensor]], Program]]
+) -> Generator[tuple[Outcome, Outcome]]:
+    """What the program that each of `compilers` makes of the graph's nodes computes, and what the reference does, which
+    is computed once. Raises Mismatch when a program writes beside its results."""
     g = Graph().build_forward_expand(node)
     for t in g.leafs:
         if t.buffer is None:
@@ -221,32 +225,40 @@ def both_of(node: Tensor, compile: Callable[[list[Tensor]], Program]) -> tuple[O
     want = outcome(node)
     changed = [s for i in opdef_of(node).changes if (s := node.src[i]) is not None]
     wanted = [outcome(s) for s in changed]
-    for t in owners:
-        t.raw()[...] = before[t]
-
-    compile(g.nodes).run()
-    got = outcome(node)
-    for t in owners:
-        check_guards(t)
     written = {root for t in g.nodes if opdef_of(t).kernel is not None for root in (t.root, *written_by(t))}
-    for t in owners:
-        if t not in written and not np.array_equal(t.raw(), before[t]):
-            raise Mismatch(f"the source {t.describe()} was overwritten")
-    for s, old in zip(changed, wanted, strict=True):
-        compare(outcome(s), old, tolerance(s.dtype))
-    return got, want
+    for compile in compilers:
+        for t in owners:
+            t.raw()[...] = before[t]
+        compile(g.nodes).run()
+        for t in owners:
+            check_guards(t)
+        for t in owners:
+            if t not in written and not np.array_equal(t.raw(), before[t]):
+                raise Mismatch(f"the source {t.describe()} was overwritten")
+        for s, old in zip(changed, wanted, strict=True):
+            compare(outcome(s), old, tolerance(s.dtype))
+        yield outcome(node), want
 
 
-def both(node: Tensor, isa: str, n_threads: int, kernel: Kernel | None = None) -> tuple[Outcome, Outcome]:
-    """What C at `isa` computes, and what the reference does."""
-    return both_of(node, lambda nodes: compiled(nodes, isa, n_threads, kernel))
+def at_levels(
+    node: Tensor, levels: Iterable[str], n_threads: int, kernel: Kernel | None = None
+) -> Generator[tuple[Outcome, Outcome]]:
+    """What C computes at each of `levels`, and what the reference does."""
+    return outcomes(node, (partial(compiled, isa=isa, n_threads=n_threads, kernel=kernel) for isa in levels))
 
 
-def run_case(case: Case, isa: str = "generic", n_threads: int = 1, kernel: Kernel | None = None) -> None:
-    """Check that C at `isa` computes `case` as the reference does. Raises Mismatch, naming the op and its tensors."""
+def run_case(
+    case: Case, isa: str | Sequence[str] = "generic", n_threads: int = 1, kernel: Kernel | None = None
+) -> None:
+    """Check that C at `isa`, at each of several levels, computes `case` as the reference does. Raises Mismatch, naming
+    the op and its tensors."""
     node = record_case(case)
-    with explained(node, f"{isa}, {n_threads} thread{'s' * (n_threads > 1)}"):
-        compare(*both(node, isa, n_threads, kernel), case.nmse + (case.tiles if isa == "amx" else 0))
+    levels = [isa] if isinstance(isa, str) else isa
+    found = at_levels(node, levels, n_threads, kernel)
+    for level in levels:
+        with explained(node, f"{level}, {n_threads} thread{'s' * (n_threads > 1)}"):
+            compare(*next(found), case.nmse + (case.tiles if level == "amx" else 0))
+        see(node, level)
 
 
 @contextmanager

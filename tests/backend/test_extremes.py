@@ -16,7 +16,9 @@ from pyggml.opdef import OPS, record
 from pyggml.tensor import Tensor
 from pyggml.testing import STRATEGIES, levels_of
 from pyggml.testing.draw import SPECIAL, planted
-from pyggml.testing.harness import Case, Src, both, check_places, gaussian, nmse, record_case
+from pyggml.testing.harness import Case, Src, at_levels, check_places, gaussian, nmse, record_case
+
+from .test_ops import ON_ALL_LEVELS
 
 WHOLE = [
     0,
@@ -68,7 +70,8 @@ def test_parameters(op: str) -> None:
             return
         if t.nbytes > LARGEST:
             return
-        (got, _), (want, _) = both(t, data.draw(st.sampled_from(levels_of(op))), data.draw(st.integers(1, 2)))
+        level = data.draw(st.sampled_from(levels_of(op)))
+        (((got, _), (want, _)),) = at_levels(t, [level], data.draw(st.integers(1, 2)))
         if all(type(node.op_params[name]) is int for name in names) and want.dtype.kind == "f":
             assert nmse(got, want) <= max(case.nmse, 1e-5)
 
@@ -94,7 +97,7 @@ def test_gaps_take_no_memory(
     """Strides, dilations and padding that have no elements."""
     a, b = (Src(gg.F32, shape[::-1], values=gaussian) for shape in (kernel, image))
     node = record_case(Case((a, b), op, 0.0))
-    (got, _), (want, _) = both(node, isa, 2)
+    (((got, _), (want, _)),) = at_levels(node, [isa], 2)
     assert nmse(got, want) < 1e-6
 
 
@@ -126,8 +129,8 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("op", "isa"), [(op, isa) for op in sorted(STRATEGIES) for isa in levels_of(op)])
-def test_nan_and_infinities(op: str, isa: str) -> None:
+@pytest.mark.parametrize(("op", "levels"), ON_ALL_LEVELS)
+def test_nan_and_infinities(op: str, levels: list[str]) -> None:
     """They are where the reference has them; those of ELSEWHERE only have to run."""
 
     @few
@@ -136,10 +139,10 @@ def test_nan_and_infinities(op: str, isa: str) -> None:
         srcs = tuple(planted(s, special, one_of) for s in case.srcs)
         if srcs == case.srcs:
             return
-        (got, _), (want, _) = both(record_case(replace(case, srcs=srcs)), isa, n_threads)
-        if want.dtype.kind == "i":
-            assert np.array_equal(got, want)
-        elif op not in ELSEWHERE:
-            check_places(got.astype(np.float64), want.astype(np.float64))
+        for (got, _), (want, _) in at_levels(record_case(replace(case, srcs=srcs)), levels, n_threads):
+            if want.dtype.kind == "i":
+                assert np.array_equal(got, want)
+            elif op not in ELSEWHERE:
+                check_places(got.astype(np.float64), want.astype(np.float64))
 
     check()

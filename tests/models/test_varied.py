@@ -1,0 +1,21 @@
+"""A sample of models with hyperparameters that nobody chose; tests/deep/deep_models.py draws as many as one likes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .test_zoo import VARIANTS
+from .varied import Changes, changes_of, check_varied
+
+VARIED = st.sampled_from(VARIANTS or ["none"]).flatmap(lambda name: st.tuples(st.just(name), changes_of(name)))
+
+
+@pytest.mark.skipif(not VARIANTS, reason="no golden data")
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(VARIED)
+def test_the_cpu_agrees_with_the_reference(
+    tmp_path_factory: pytest.TempPathFactory, drawn: tuple[str, Changes]
+) -> None:
+    check_varied(*drawn, tmp_path_factory.mktemp("varied"))
