@@ -28,12 +28,16 @@ class Hearing(NamedTuple):
     processor: SoundProcessor
 
     def arrays(self, samples: Floats) -> dict[str, npt.NDArray[Any]]:
-        """What the checkpoint's processor makes of a sound: `input_features`, float32 [n, n_mels, n_frames], and for a
-        tower that hears the sound without the silence after it `feature_attention_mask`, int32 [1, n_frames]."""
+        """What the checkpoint's processor makes of a sound: `input_features`, float32 [n, n_mels, n_frames] (of
+        Ultravox one, with as many frames as the sound has), and for a tower that hears the sound without the silence
+        after it `feature_attention_mask`, int32 [1, n_frames]."""
         p = self.processor
         if self.tower.name == "qwen2a":
             own = np.arange(p.n_frames) < -(-min(len(samples), p.n_samples) // p.hop)
             return {**p(samples), "feature_attention_mask": own.astype(np.int32)[None]}
+        if self.tower.name == "ultravox":
+            whole = np.pad(samples, (0, -len(samples) % p.hop))
+            return {"input_features": p.frames(whole)[None]}
         return {"input_features": p.parts(samples)} if self.tower.name == "voxtral" else dict(p(samples))
 
 
@@ -94,7 +98,7 @@ def encode_audio(self: LoadedModel, sound: Sound, rate: int | None = None, n_thr
     sound  a path, the bytes of a file, or samples, see `pyggml.media.sound.read_sound`
     rate   how many samples make a second, for samples (16,000 when it is not given)
 
-    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral all of it in parts of 30 seconds. Raises ModelError for
+    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral and Ultravox all of it in parts of 30 seconds. Raises ModelError for
     a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is too short.
     """
     return sound_features(self, sound, rate, n_threads).rows
