@@ -132,26 +132,27 @@ def build_self_attn(
     rope: Rope | None = None,
     windows: Windows | None = None,
     causal: bool = False,
-    part: str = "",
+    prefix: str = "",
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
     Q, K and V have weights of their own, or one together (`attn_qkv`). Those with weights of their own may have norms
-    over all heads of a token. `part` comes before the roles of the weights.
+    over all heads of a token. `prefix` comes before the roles of the weights.
     """
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
     head = n_embd // n_head
-    if b.optional(b.own(f"{part}attn_qkv"), (n_embd, 3 * n_embd), il) is not None:
-        qkv = b.linear(b.own(f"{part}attn_qkv"), cur, 3 * n_embd, "qkv", il)
+    if b.optional(b.own(f"{prefix}attn_qkv"), (n_embd, 3 * n_embd), il) is not None:
+        qkv = b.linear(b.own(f"{prefix}attn_qkv"), cur, 3 * n_embd, "qkv", il)
         size, row, picture = qkv.nb[0], qkv.nb[1], qkv.nb[2]
         q, k, v = (
             gg.view_4d(qkv, head, n_head, n_tokens, n, size * head, row, picture, size * n_embd * i) for i in range(3)
         )
     else:
-        parts = (b.linear(b.own(f"{part}attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
+        parts = (b.linear(b.own(f"{prefix}attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
         normed = (
-            build_optional_norm(b, t, b.own(f"{part}attn_{x}_norm"), "rms", il=il) for x, t in zip("qkv", parts, strict=True)
+            build_optional_norm(b, t, b.own(f"{prefix}attn_{x}_norm"), "rms", il=il)
+            for x, t in zip("qkv", parts, strict=True)
         )
         q, k, v = (gg.reshape_4d(t, head, n_head, n_tokens, n) for t in normed)
     q, k = (rope(t) if rope is not None else t for t in (q, k))
@@ -168,7 +169,7 @@ def build_self_attn(
             at += n_windows * size
         assert attn is not None and at == n_tokens and n == 1, windows
     attn = b.cb(gg.reshape_3d(attn, n_embd, n_tokens, n), "kqv_out", il)
-    return b.linear(b.own(f"{part}attn_out"), attn, n_embd, "attn_out", il)
+    return b.linear(b.own(f"{prefix}attn_out"), attn, n_embd, "attn_out", il)
 
 
 def _window_of(t: Tensor, at: int, n: int, size: int) -> Tensor:
@@ -258,9 +259,7 @@ def build_channels_merged(b: AnyBuild, cur: Tensor, kernel: Tensor, factor: int)
     return gg.mul_mat(kernel, gg.reshape_3d(columns, columns.ne[0], columns.ne[1] * columns.ne[2], n))
 
 
-def axis_weights(
-    n: int, side: int, cubic: bool, corners: bool, antialias: bool = False
-) -> npt.NDArray[np.float64]:
+def axis_weights(n: int, side: int, cubic: bool, corners: bool, antialias: bool = False) -> npt.NDArray[np.float64]:
     """How `n` positions along an axis are made of `side` learned ones, [n, side]: linear interpolation, or cubic
     convolution (Keys, a = -0.75). `corners`: the first and last ones fall together; else the ends of the axis do.
     Positions beyond the ends are those at the ends. `antialias` (of linear interpolation between the ends of the

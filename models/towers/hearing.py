@@ -54,9 +54,17 @@ def _read(r: Reader) -> SoundHParams:
         r.fail("{arch}.num_mel_bins", f"is {n_mels}: 1 to 1024 are supported")
     if not 1 < n_pos <= _MAX_POSITIONS:
         r.fail("{arch}.max_pos_emb", f"is {n_pos}: 2 to {_MAX_POSITIONS} are supported")
-    if n_stack > n_pos or n_pos % n_stack:
+    if n_stack > n_pos:
         r.fail("{arch}.projector.stack_factor", f"is {n_stack}: {n_pos} states make no such groups")
     return read_tower(SoundHParams, r, "gelu_erf", n_mels=n_mels, n_pos=n_pos, n_stack=n_stack)
+
+
+def _read_grouped(r: Reader) -> SoundHParams:
+    """For a tower whose groups of states all are whole."""
+    hp = _read(r)
+    if hp.n_pos % hp.n_stack:
+        r.fail("{arch}.projector.stack_factor", f"is {hp.n_stack}: {hp.n_pos} states make no such groups")
+    return hp
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -175,6 +183,6 @@ def _least(hp: SoundHParams) -> TowerSize:
 TOWERS = (
     Tower(("whisper",), _read, _build_whisper, _encode_all, _least, "a"),
     Tower(("qwen2a",), _read, _build_qwen2a, _encode_own, _least, "a"),
-    Tower(("voxtral",), _read, _build_voxtral, _encode_all, _least, "a"),
+    Tower(("voxtral",), _read_grouped, _build_voxtral, _encode_all, _least, "a"),
     Tower(("ultravox",), _read, _build_ultravox, _encode_frames, _least, "a"),
 )

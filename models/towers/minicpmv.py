@@ -1,5 +1,5 @@
-"""MiniCPM-V 4.6 (openbmb/MiniCPM-V-4.6): SigLIP for slices of any size, whose positions are fractions of the slice. Squares of
-2 x 2 patches become one, first between two layers and again at the end.
+"""MiniCPM-V 4.6: SigLIP for slices of any size, whose positions are fractions of the slice. Squares of 2 x 2 patches
+become one, first between two layers and again at the end.
 
 At the first merger the patches of a square see each other; a network makes one row of their four, to which their mean
 is added. Towers for text in small print leave it out ("4x", `factor` 2).
@@ -77,7 +77,7 @@ def _build_merger(b: TowerBuild[MiniCPMVHParams], cur: Tensor) -> Tensor:
     _, n_squares, n, _ = squares.ne
     patches = gg.reshape_3d(squares, hp.n_embd, 4, n_squares * n)
     normed = build_norm(b, patches, f"{role}.ln1", "merger_ln1", kind="layer")
-    patches = gg.add(patches, build_self_attn(b, normed, -1, part="vit_merger."))
+    patches = gg.add(patches, build_self_attn(b, normed, -1, prefix="vit_merger."))
     mean = gg.mean(gg.cont(gg.transpose(patches)))
     rows = gg.reshape_3d(patches, 4 * hp.n_embd, n_squares, n)
     rows = build_norm(b, rows, f"{role}.ds_ln", "merger_ds_ln", kind="layer")

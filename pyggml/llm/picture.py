@@ -140,6 +140,14 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
         side = hp.patch_size * merge
         kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": hp.image_size}}
         kind["patch_size"] = {"height": side, "width": side}
+    elif tower.name == "llama4":
+        kind = {"image_processor_type": "Llama4ImageProcessor", "size": square}
+    elif tower.name == "lfm2":
+        kind = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": hp.patch_size}
+        kind["downsample_factor"] = getattr(hp, "factor", 2)
+    elif tower.name == "minicpmv4_6":
+        kind = {"image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": hp.patch_size}
+        kind["downsample_mode"] = "4x" if getattr(hp, "factor", 4) == 2 else "16x"
     elif tower.name == "glm4v":
         kind = within("Glm4vImageProcessor", 16, 15000)
     elif tower.name == "qwen3vl_merger":

@@ -98,7 +98,8 @@ def encode_audio(self: LoadedModel, sound: Sound, rate: int | None = None, n_thr
     sound  a path, the bytes of a file, or samples, see `pyggml.media.sound.read_sound`
     rate   how many samples make a second, for samples (16,000 when it is not given)
 
-    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral and Ultravox all of it in parts of 30 seconds. Raises ModelError for
-    a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is too short.
+    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral and Ultravox all of it in parts of 30 seconds. Raises
+    ModelError for a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is
+    too short.
     """
     return sound_features(self, sound, rate, n_threads).rows

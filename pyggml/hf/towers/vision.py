@@ -674,9 +674,7 @@ def _minicpmv_names(c: TowerConfig) -> Sequence[Name]:
     return [
         *([name(rf"{_TOWER}vit_merger\..*")] if fine else named(_TOWER, "", merger, {})),
         *_clip_names(_TOWER),
-        *named(
-            r"merger\.mlp\.0\.", "", {"pre_norm": "mm.input_norm", "linear_1": "mm.up", "linear_2": "mm.down"}, {}
-        ),
+        *named(r"merger\.mlp\.0\.", "", {"pre_norm": "mm.input_norm", "linear_1": "mm.up", "linear_2": "mm.down"}, {}),
     ]
 
 
@@ -747,7 +745,5 @@ FAMILIES = (
         types=("llama4",), keys=_llama4_keys, names=_llama4_names, begin=("vision_model.", "multi_modal_projector.")
     ),
     TowerFamily(types=("lfm2_vl",), keys=_lfm2_keys, names=_lfm2_names, begin=_PROJECTOR),
-    TowerFamily(
-        types=("minicpmv4_6",), keys=_minicpmv_keys, names=_minicpmv_names, begin=("vision_tower.", "merger.")
-    ),
+    TowerFamily(types=("minicpmv4_6",), keys=_minicpmv_keys, names=_minicpmv_names, begin=("vision_tower.", "merger.")),
 )
