@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backends.cpu.repack import repack
 from pyggml.errors import ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
@@ -52,6 +53,8 @@ class LoadedTower:
                 _log.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
+        # Products read quantised weights from repacked copies. Others stay exact: nothing may round them.
+        repack(t for t in self.weights.values() if t.dtype.is_quantized)
         self.name = name
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
