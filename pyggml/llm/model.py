@@ -247,7 +247,7 @@ class TowerModel(Model):
         self.watches = Watches()
         self.weight_stream = None
         self.tensors, self.weights, self.stage = dict(tower.weights), tower.weights, None
-        vars(self)["sight"] = sight_of(self, tower)
+        self.senses = {"vision": sight_of(self, tower)}
 
     def _no_decoder(self) -> NoReturn:
         raise ModelError(f"{self.path}: an encoder of pictures has no decoder, and no vocabulary")
@@ -397,7 +397,7 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
             return model
         if model.unused:
             raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
-        vars(model)["hearing"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
+        model.senses["audio"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
         _report(progress, 0.0)
         (repack_weights if repack else repack_in_passing)(_factors(model.weights))
         _report(progress, 1.0)

@@ -17,7 +17,8 @@ from pyggml.models.towers.tower import Encoded
 from pyggml.types import Floats
 
 from .embed import normalized
-from .tower import LoadedTower, config_in_file, open_tower_of
+from .sense import sense
+from .tower import LoadedTower, config_in_file
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -41,15 +42,7 @@ class Sight(NamedTuple):
 
 def sight(model: LoadedModel) -> Sight:
     """The tower of a model that sees, loaded when it is first asked for. Raises ModelError when there is none."""
-    found: Sight | None = vars(model).get("sight")
-    if found is None:
-        if model.vocab_only:
-            raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        tower = open_tower_of(model.path, model.mmproj, "vision")
-        if tower is None:
-            raise ModelError(f"{model.path}: the model has no tower that sees (load_model(..., mmproj=FILE) names one)")
-        found = vars(model)["sight"] = sight_of(model, tower)
-    return found
+    return sense(model, "vision", sight_of)
 
 
 def sight_of(model: LoadedModel, tower: LoadedTower) -> Sight:

@@ -15,7 +15,8 @@ from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound, sound_pr
 from pyggml.models.towers.hearing import SoundHParams
 from pyggml.types import Floats
 
-from .tower import LoadedTower, config_in_file, open_tower_of
+from .sense import sense
+from .tower import LoadedTower, config_in_file
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -43,17 +44,7 @@ class Hearing(NamedTuple):
 
 def hearing(model: LoadedModel) -> Hearing:
     """The tower of a model that hears, loaded when it is first asked for. Raises ModelError when there is none."""
-    found: Hearing | None = vars(model).get("hearing")
-    if found is None:
-        if model.vocab_only:
-            raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        tower = open_tower_of(model.path, model.mmproj, "audio")
-        if tower is None:
-            raise ModelError(
-                f"{model.path}: the model has no tower that hears (load_model(..., mmproj=FILE) names one)"
-            )
-        found = vars(model)["hearing"] = hearing_of(model, tower)
-    return found
+    return sense(model, "audio", hearing_of)
 
 
 def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
