@@ -140,6 +140,8 @@ def _parted(message: Mapping[str, Any], things: list[tuple[str, Any]]) -> Mappin
             parts.append({"type": kind})
         elif kind == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
+        elif kind == "video":
+            raise BatchError("a part of type 'video': video is not supported; its frames can be parts of type 'image'")
         else:
             raise BatchError(f"a part of a message is a text, an image or an audio with its type, not {given!r:.60}")
     return {**message, "content": parts}

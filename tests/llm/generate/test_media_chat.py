@@ -240,7 +240,8 @@ def test_bad_messages(golden: Any) -> None:
     model, f = qwen(), picture(golden, "qwen2-vl")
     for parts, error in (
         ([{"type": "image"}], "a part of type 'image' has no 'image'"),
-        ([{"type": "video", "video": 1}], "a part of a message is a text, an image or an audio"),
+        ([{"type": "video", "video": 1}], "video is not supported; its frames can be parts of type 'image'"),
+        ([{"type": "smell", "smell": 1}], "a part of a message is a text, an image or an audio"),
         (["What?"], "a part of a message is a text"),
     ):
         with pytest.raises(BatchError, match=error):
