@@ -22,6 +22,7 @@ from pyggml.dtypes import DType
 from pyggml.errors import ShapeError
 from pyggml.media import Features
 from pyggml.ops.im2col import im2col
+from pyggml.ops.pad import pad
 from pyggml.tensor import Tensor
 
 from ..blocks.ffn import ACTIVATIONS
@@ -133,7 +134,7 @@ def _build_ultravox(b: TowerBuild[SoundHParams]) -> None:
     """`size.w` frames, behind which nothing is heard. What lacks in the last group of states is 0."""
     hp, n_frames = b.hparams, b.size.w
     cur = _normed(b, build_states(b, n_frames, (n_frames - 1) // 2 + 1))
-    cur = gg.pad(cur, 0, -cur.ne[1] % hp.n_stack, 0, 0)
+    cur = pad(cur, 0, -cur.ne[1] % hp.n_stack, 0, 0)
     cur = gg.reshape_2d(cur, hp.n_embd * hp.n_stack, cur.ne[1] // hp.n_stack)
     cur = build_norm(b, cur, "mm.a.norm_pre", "norm_pre", kind="rms", eps=1e-6)
     ne = b.weights.ne("mm.a.mlp.1.weight")

@@ -95,7 +95,8 @@ def _encode(run: TowerRun[MiniCPMVHParams], arrays: Arrays) -> Encoded:
         raise ShapeError(f"target_sizes has {ends[-1] // p} patches, where pixel_values has {line.shape[2] // p}")
     slices: list[Array] = []
     for (h, w), patches in zip(sizes, np.split(line, ends[:-1], axis=2), strict=True):
-        slices.append(patches.reshape(3, p, h, w, p).transpose(0, 2, 1, 3, 4).reshape(3, h * p, w * p))
+        lines: Array = np.moveaxis(patches.reshape(3, p, h, w, p), 1, 2)
+        slices.append(lines.reshape(3, h * p, w * p))
     return Encoded(Features(rows_of_tiles(run, slices)))
 
 

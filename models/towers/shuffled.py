@@ -226,7 +226,7 @@ def rows_of_tiles(run: TowerRun[VisionHParams], tiles: Sequence[Array]) -> Array
     """The features of tiles of any size, float32 [3, height, width] each, one after the other: [n_rows, n_embd_out].
     Neighbours of one size run in one graph."""
     p, rows = run.hparams.patch_size, list[Array]()
-    for (_, height, width), same in groupby(tiles, key=np.shape):
+    for (_, height, width), same in groupby(tiles, key=lambda t: t.shape):
         pixels = np.stack(list(same))
         found = run(TowerSize(len(pixels), height // p, width // p), pixel_values=pixels)["features"]
         rows.append(found.reshape(-1, found.shape[-1]))

@@ -408,10 +408,11 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
 
 
 def _check_towers(model: Model) -> None:
-    """Load the towers of the model's mmproj file. Raises ModelError when they are not of this model."""
+    """Look at the towers of the model's mmproj file. Raises ModelError when they are not of this model."""
     from .tower import open_tower_of
 
-    towers = [t for side in ("vision", "audio") if (t := open_tower_of(model.path, model.mmproj, side)) is not None]
+    opened = (open_tower_of(model.path, model.mmproj, side, keeps=False) for side in ("vision", "audio"))
+    towers = [tower for tower in opened if tower is not None]
     if not towers:
         raise ModelError(f"{model.mmproj}: has no tower (clip.has_vision_encoder, clip.has_audio_encoder)")
     for tower in towers:

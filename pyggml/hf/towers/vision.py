@@ -630,7 +630,8 @@ def _lfm2_names(c: TowerConfig) -> Sequence[Name]:
 
     def kernel(a: Array) -> list[Array]:
         """The checkpoint has the channels of a pixel side by side."""
-        return [np.ascontiguousarray(a.reshape(-1, p, p, 3).transpose(0, 3, 1, 2))]
+        pixels: Array = a.reshape(-1, p, p, 3)
+        return [np.ascontiguousarray(np.moveaxis(pixels, 3, 1))]
 
     return [
         name(rf"{_TOWER}embeddings\.patch_embedding\.weight", "v.patch_embd.weight", split=kernel),
