@@ -23,7 +23,7 @@ PerLayer = int | tuple[int, ...]  # one value for all layers, or one for each
 RopeType = Literal["norm", "neox", "mrope", "imrope"]
 NormKind = Literal["rms", "layer"]
 Gating = Literal["softmax", "sigmoid", "sqrt_softplus"]
-SwaType = Literal["standard", "chunked", "symmetric"]
+SwaType = Literal["standard", "chunked", "symmetric", "prefix"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 Activation = Literal["silu", "gelu", "gelu_erf", "gelu_quick", "relu", "relu_sqr", "tanh", "sigmoid"]
 

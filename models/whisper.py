@@ -32,6 +32,7 @@ from .blocks import (
     build_pos_embd,
     build_result_embd,
 )
+from .blocks.ffn import ACTIVATIONS
 from .hparams import HParams
 from .memory.memory import Memory
 from .metadata import Reader, read_hparams
@@ -100,7 +101,8 @@ def build_whisper(b: Build) -> Graph:
 
 def _ffn(b: Build, cur: Tensor, il: int) -> Tensor:
     up = b.linear("dec.ffn_up", cur, b.hparams.layer(il).n_ff, "ffn_up", il)
-    return b.linear("dec.ffn_down", b.cb(gg.gelu_erf(up), "ffn_gelu", il), cur.ne[0], "ffn_out", il)
+    up = b.cb(ACTIVATIONS[b.hparams.act or "gelu_erf"](up), "ffn_act", il)
+    return b.linear("dec.ffn_down", up, cur.ne[0], "ffn_out", il)
 
 
 ARCHITECTURES = (Architecture(("whisper",), build_whisper, _read, "cross", encode=build_whisper_encode),)

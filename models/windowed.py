@@ -35,7 +35,8 @@ def _gemma(r: Reader, n_layer_27b: int, **own: Any) -> HParams:
 
 
 def _gemma2(r: Reader) -> HParams:
-    return _gemma(r, 46, **_softcaps(r), **read_window(r, 2, 4096))
+    window = read_window(r, 2, 4096) | {"swa_type": "prefix"}  # of PaliGemma 2
+    return _gemma(r, 46, **_softcaps(r), **window)
 
 
 def _gemma3(r: Reader) -> HParams:

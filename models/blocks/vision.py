@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import sqrt
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +46,12 @@ def build_patches(b: VisionBuild, n_channels: int = 3) -> Tensor:
     return cur if bias is None else b.cb(gg.add(cur, bias), "patch_embd")
 
 
-def build_class_token(b: AnyBuild, cur: Tensor) -> Tensor:
-    """Put the embedding of the class before the patches of each picture: ne [n_embd, 1 + n_tokens, n_pictures]."""
+def build_class_token(b: AnyBuild, cur: Tensor, last: bool = False) -> Tensor:
+    """Put the embedding of the class before the patches of each picture, or behind them: ne [n_embd, 1 + n_tokens,
+    n_pictures]."""
     n_embd, n = cur.ne[0], cur.ne[2]
     token = gg.repeat_4d(to_f32(b.weight("v.class_embd", (n_embd,), suffix="")), n_embd, 1, n, 1)
-    return b.cb(gg.concat(token, cur, 1), "class_embd")
+    return b.cb(gg.concat(cur, token, 1) if last else gg.concat(token, cur, 1), "class_embd")
 
 
 def to_f32(t: Tensor) -> Tensor:
@@ -81,6 +82,7 @@ def build_layers(
     windows: Callable[[int], Windows | None] | None = None,
     causal: bool = False,
     after: Callable[[Tensor, int], None] | None = None,
+    layers: range | None = None,
 ) -> Tensor:
     """The layers of the encoder, each of which norms before attention and before its network, and adds both: ne of
     `cur`.
@@ -91,8 +93,9 @@ def build_layers(
     windows  which windows the tokens of a layer see each other in; None: all tokens see each other
     causal   tokens do not see those that follow
     after    called with the result of each layer
+    layers   which layers; None: all
     """
-    for il in range(b.hparams.n_layer):
+    for il in range(b.hparams.n_layer) if layers is None else layers:
         seen = None if windows is None else windows(il)
         attn = build_self_attn(b, build_norm(b, cur, b.own("ln1"), "ln1", il, norm), il, rope, seen, causal)
         cur = b.cb(gg.add(cur, _layer_scaled(b, attn, "ls1", il)), "ffn_inp", il)
@@ -123,26 +126,33 @@ def build_network(b: AnyBuild, cur: Tensor, il: int, act: Activation, gated: boo
 
 
 def build_self_attn(
-    b: AnyBuild, cur: Tensor, il: int, rope: Rope | None = None, windows: Windows | None = None, causal: bool = False
+    b: AnyBuild,
+    cur: Tensor,
+    il: int,
+    rope: Rope | None = None,
+    windows: Windows | None = None,
+    causal: bool = False,
+    prefix: str = "",
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
     Q, K and V have weights of their own, or one together (`attn_qkv`). Those with weights of their own may have norms
-    over all heads of a token.
+    over all heads of a token. `prefix` comes before the roles of the weights.
     """
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
     head = n_embd // n_head
-    if b.optional(b.own("attn_qkv"), (n_embd, 3 * n_embd), il) is not None:
-        qkv = b.linear(b.own("attn_qkv"), cur, 3 * n_embd, "qkv", il)
+    if b.optional(b.own(f"{prefix}attn_qkv"), (n_embd, 3 * n_embd), il) is not None:
+        qkv = b.linear(b.own(f"{prefix}attn_qkv"), cur, 3 * n_embd, "qkv", il)
         size, row, picture = qkv.nb[0], qkv.nb[1], qkv.nb[2]
         q, k, v = (
             gg.view_4d(qkv, head, n_head, n_tokens, n, size * head, row, picture, size * n_embd * i) for i in range(3)
         )
     else:
-        parts = (b.linear(b.own(f"attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
+        parts = (b.linear(b.own(f"{prefix}attn_{x}"), cur, n_embd, f"{x.upper()}cur", il) for x in "qkv")
         normed = (
-            build_optional_norm(b, t, b.own(f"attn_{x}_norm"), "rms", il=il) for x, t in zip("qkv", parts, strict=True)
+            build_optional_norm(b, t, b.own(f"{prefix}attn_{x}_norm"), "rms", il=il)
+            for x, t in zip("qkv", parts, strict=True)
         )
         q, k, v = (gg.reshape_4d(t, head, n_head, n_tokens, n) for t in normed)
     q, k = (rope(t) if rope is not None else t for t in (q, k))
@@ -159,7 +169,7 @@ def build_self_attn(
             at += n_windows * size
         assert attn is not None and at == n_tokens and n == 1, windows
     attn = b.cb(gg.reshape_3d(attn, n_embd, n_tokens, n), "kqv_out", il)
-    return b.linear(b.own("attn_out"), attn, n_embd, "attn_out", il)
+    return b.linear(b.own(f"{prefix}attn_out"), attn, n_embd, "attn_out", il)
 
 
 def _window_of(t: Tensor, at: int, n: int, size: int) -> Tensor:
@@ -228,11 +238,11 @@ def build_attention_pool(b: AnyBuild, cur: Tensor) -> Tensor:
     return b.cb(gg.add(cur, down), "head_out")
 
 
-def build_merged(b: AnyBuild, cur: Tensor, factor: int) -> Tensor:
+def build_merged(b: AnyBuild, cur: Tensor, factor: int, grid: tuple[int, int] | None = None) -> Tensor:
     """Put the patches of each square of `factor` x `factor` into one row, line by line ("pixel shuffle"): ne
-    [n_embd * factor^2, h / factor * w / factor, n_pictures]."""
-    n, h, w = b.size
-    n_embd = cur.ne[0]
+    [n_embd * factor^2, h / factor * w / factor, n_pictures]. `grid`: h and w of what was merged before."""
+    h, w = grid or b.size[1:]
+    n_embd, n = cur.ne[0], cur.ne[2]
     lines = gg.reshape_4d(cur, n_embd * factor, w // factor, factor, h // factor * n)
     squares = gg.cont(gg.permute(lines, 0, 2, 1, 3))
     return gg.reshape_3d(squares, n_embd * factor**2, (h // factor) * (w // factor), n)
@@ -249,11 +259,16 @@ def build_channels_merged(b: AnyBuild, cur: Tensor, kernel: Tensor, factor: int)
     return gg.mul_mat(kernel, gg.reshape_3d(columns, columns.ne[0], columns.ne[1] * columns.ne[2], n))
 
 
-def axis_weights(n: int, side: int, cubic: bool, corners: bool) -> npt.NDArray[np.float64]:
+def axis_weights(n: int, side: int, cubic: bool, corners: bool, antialias: bool = False) -> npt.NDArray[np.float64]:
     """How `n` positions along an axis are made of `side` learned ones, [n, side]: linear interpolation, or cubic
     convolution (Keys, a = -0.75). `corners`: the first and last ones fall together; else the ends of the axis do.
-    Positions beyond the ends are those at the ends."""
+    Positions beyond the ends are those at the ends. `antialias` (of linear interpolation between the ends of the
+    axis): fewer positions than learned ones are made of all that they stand for."""
     i = np.arange(n)
+    if antialias:
+        centre = (i[:, None] + 0.5) * side / n - 0.5
+        found = np.maximum(1 - np.abs(np.arange(side) - centre) / max(side / n, 1), 0)
+        return found / found.sum(1, keepdims=True)
     at = i * (side - 1) / max(n - 1, 1) if corners else (i + 0.5) * side / n - 0.5
     found = np.zeros((n, side))
     base = np.floor(at).astype(int)
@@ -266,7 +281,7 @@ def axis_weights(n: int, side: int, cubic: bool, corners: bool) -> npt.NDArray[n
 
 
 def build_interpolated_positions(
-    b: AnyBuild, side: int, *, cubic: bool = True, corners: bool = False, first: int = 0
+    b: AnyBuild, side: int, *, cubic: bool = True, corners: bool = False, antialias: bool = False, first: int = 0
 ) -> Tensor:
     """The embeddings of the positions of `h` x `w` patches, made of a learned square of `side` x `side`: ne [n_embd,
     h * w], line by line. See `axis_weights`; `first`: how many positions come before the square."""
@@ -276,8 +291,8 @@ def build_interpolated_positions(
     square = gg.view_3d(table, n_embd, side, side, table.nb[1], table.nb[1] * side, table.nb[1] * first)
     if (h, w) == (side, side):
         return gg.reshape_2d(square if first == 0 else gg.cont(square), n_embd, h * w)
-    of_w = b.constant("pos_of_columns", lambda: axis_weights(w, side, cubic, corners))
-    of_h = b.constant("pos_of_lines", lambda: axis_weights(h, side, cubic, corners))
+    of_w = b.constant("pos_of_columns", lambda: axis_weights(w, side, cubic, corners, antialias))
+    of_h = b.constant("pos_of_lines", lambda: axis_weights(h, side, cubic, corners, antialias))
     lines = gg.mul_mat(of_w, gg.cont(gg.permute(square, 1, 0, 2, 3)))  # [w, n_embd, side]
     lines = gg.cont(gg.permute(lines, 1, 2, 0, 3))  # [side, w, n_embd]
     grid = gg.mul_mat(of_h, lines)  # [h, w, n_embd]
@@ -301,21 +316,20 @@ def build_rope_2d(b: AnyBuild, base: float, lines: Callable[[], npt.NDArray[np.i
     return turn
 
 
-def build_rope_halves(b: AnyBuild, base: float) -> Rope:
-    """Turns neighbours: in the first half of a head by the patch's line, in the second one by its column. The pairs of
-    a head are ever slower in turns: the first of lines, the first of columns, the second of lines ... Patches lie line
-    by line."""
-    _, h, w = b.size
-    head = b.hparams.n_embd // b.hparams.n_head
-    half = head // 2
+def build_rope_halves(
+    b: AnyBuild, base: float, places: Callable[[], npt.NDArray[np.integer[Any]]], scales: tuple[float, float] = (1, 1)
+) -> Rope:
+    """Turns neighbours: in the first half of a head by the first of two positions of each token, in the second half by
+    the second one. `places()` gives these positions, [2, n_tokens]; the turns of a half are multiplied by its
+    scale."""
+    half = b.hparams.n_embd // b.hparams.n_head // 2
 
     def turn(t: Tensor) -> Tensor:
-        line = b.constant("lines", lambda: np.repeat(np.arange(h, dtype=np.int32), w))
-        column = b.constant("columns", lambda: np.tile(np.arange(w, dtype=np.int32), h))
+        at = [b.constant(f"places_{i}", lambda i=i: places()[i].astype(np.int32)) for i in (0, 1)]
         parts = [
             gg.rope_ext(
                 gg.view_4d(t, half, *t.ne[1:], *t.nb[1:], t.nb[0] * half * i),
-                (line, column)[i], None, half, "norm", 0, base, (1.0, base ** (-2 / head))[i], 0.0, 1.0, 0.0, 0.0,
+                at[i], None, half, "norm", 0, base, scales[i], 0.0, 1.0, 0.0, 0.0,
             )
             for i in (0, 1)
         ]  # fmt: skip

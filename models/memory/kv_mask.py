@@ -22,6 +22,7 @@ def first_visible(pos: Pos, n_swa: int, swa_type: SwaType) -> Pos:
     standard   the window is the n_swa positions that end with the token's own
     chunked    it is the positions from the last multiple of n_swa on
     symmetric  it is n_swa / 2 (rounded down) positions before the token, and as many after it
+    prefix     as standard; tokens that see each other (a group) do so beyond the window, too
     """
     if swa_type == "chunked":
         return pos - pos % n_swa
@@ -100,16 +101,20 @@ class KVMask:
         self, pos: Ints, seq: Ints, first: int, out: Floats, start: int | None = None, group: Ints | None = None
     ) -> None:
         """Write what tokens see of the cells from `first` on into `out`, float32 [tokens, cells]. `group`: see `write`;
-        the tokens are in the cells from `start` on. A window counts among the tokens of a group, too."""
+        the tokens are in the cells from `start` on. A window counts among the tokens of a group, too, unless its type
+        is "prefix"."""
         cells, p = slice(first, first + out.shape[1]), pos[:, None]
         cell_pos = self.cells.pos[cells]
         visible: npt.NDArray[np.bool_] = self.cells.seq[seq, cells]
+        before = self.causal and self.swa_type == "prefix"  # the window counts before the group
         if self.causal:
-            after = cell_pos <= p
+            seen = cell_pos <= p
+            if self.n_swa and before:
+                seen &= cell_pos >= first_visible(p, self.n_swa, self.swa_type)
             if group is not None and start is not None:
-                after[:, start - first : start - first + len(pos)] |= (group == group[:, None]) & (group >= 0)
-            visible &= after
-        if self.n_swa:
+                seen[:, start - first : start - first + len(pos)] |= (group == group[:, None]) & (group >= 0)
+            visible &= seen
+        if self.n_swa and not before:
             visible &= cell_pos >= first_visible(p, self.n_swa, self.swa_type)
             if self.swa_type == "symmetric":
                 visible &= cell_pos <= p + self.n_swa // 2

@@ -29,6 +29,9 @@ PAGES = {  # the name of a tower -> the module that describes it
     "glm4v": "qwen_vl",
     "idefics3": "shuffled",
     "internvl": "shuffled",
+    "lfm2": "shuffled",
+    "llama4": "shuffled",
+    "minicpmv4_6": "minicpmv",
     "mlp": "llava",
     "paligemma": "llava",
     "pixtral": "pixtral",
@@ -40,6 +43,7 @@ PAGES = {  # the name of a tower -> the module that describes it
     "clip_text": "reading",
     "siglip_text": "reading",
     "qwen2a": "hearing",
+    "ultravox": "hearing",
     "voxtral": "hearing",
     "whisper": "hearing",
 }

@@ -5,8 +5,10 @@ Two convolutions halve the number of log-mel frames. Positions are learned, and 
 whisper  the states after the last norm, one for each 20 milliseconds of 30 seconds
 qwen2a   Qwen2-Audio (arXiv 2407.10759): only the moments of the sound itself; the mean of each two is normed, and
          projected into the text
-voxtral  Voxtral (arXiv 2507.13264), Ultravox: several states side by side go through a network. A longer sound is
-         heard in parts of 30 seconds
+voxtral  Voxtral (arXiv 2507.13264): several states side by side go through a network. A longer sound is heard in parts
+         of 30 seconds
+ultravox Ultravox (github.com/fixie-ai/ultravox): only the moments of the sound itself, in parts of 30 seconds; several
+         states side by side go through a network with a gate and two norms
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from pyggml.dtypes import DType
 from pyggml.errors import ShapeError
 from pyggml.media import Features
 from pyggml.ops.im2col import im2col
+from pyggml.ops.pad import pad
 from pyggml.tensor import Tensor
 
 from ..blocks.ffn import ACTIVATIONS
 from ..blocks.norm import build_norm
 from ..blocks.tower import TowerBuild, TowerSize
-from ..blocks.vision import build_layers, to_f32
+from ..blocks.vision import build_layers, build_optional_norm, to_f32
 from ..metadata import Reader
 from .hparams import TowerHParams, read_tower
 from .tower import Arrays, Encoded, Tower, TowerRun, array_of
@@ -52,9 +55,17 @@ def _read(r: Reader) -> SoundHParams:
         r.fail("{arch}.num_mel_bins", f"is {n_mels}: 1 to 1024 are supported")
     if not 1 < n_pos <= _MAX_POSITIONS:
         r.fail("{arch}.max_pos_emb", f"is {n_pos}: 2 to {_MAX_POSITIONS} are supported")
-    if n_stack > n_pos or n_pos % n_stack:
+    if n_stack > n_pos:
         r.fail("{arch}.projector.stack_factor", f"is {n_stack}: {n_pos} states make no such groups")
     return read_tower(SoundHParams, r, "gelu_erf", n_mels=n_mels, n_pos=n_pos, n_stack=n_stack)
+
+
+def _read_grouped(r: Reader) -> SoundHParams:
+    """For a tower whose groups of states all are whole."""
+    hp = _read(r)
+    if hp.n_pos % hp.n_stack:
+        r.fail("{arch}.projector.stack_factor", f"is {hp.n_stack}: {hp.n_pos} states make no such groups")
+    return hp
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
@@ -65,11 +76,11 @@ def _n_frames(hp: SoundHParams, n: int) -> int:
     return 2 * min(n + 1, hp.n_pos)
 
 
-def build_states(b: TowerBuild[SoundHParams]) -> Tensor:
-    """The states of the first `size.w` moments of `input_features`, an input of ne [n_frames, n_mels]: ne
-    [n_embd, size.w]. The last norm is somebody else's."""
-    hp, n = b.hparams, b.size.w
-    frames = b.input("input_features", (_n_frames(hp, n), hp.n_mels))
+def build_states(b: TowerBuild[SoundHParams], n_frames: int, n: int) -> Tensor:
+    """The states of the first `n` moments of `input_features`, an input of ne [n_frames, n_mels]: ne [n_embd, n]. The
+    last norm is somebody else's."""
+    hp = b.hparams
+    frames = b.input("input_features", (n_frames, hp.n_mels))
     cur = gg.gelu_erf(_convolved(b, frames, 1, 1))
     cur = gg.gelu_erf(_convolved(b, gg.cont(gg.transpose(cur)), 2, 2))
     if cur.ne[1] > n:
@@ -91,16 +102,21 @@ def _convolved(b: TowerBuild[SoundHParams], cur: Tensor, i: int, step: int) -> T
     return b.cb(gg.add(cur, gg.reshape_1d(to_f32(bias), n_embd)), f"conv1d_{i}")
 
 
+def _build_moments(b: TowerBuild[SoundHParams]) -> Tensor:
+    """The states of the first `size.w` moments of a sound that silence follows."""
+    return build_states(b, _n_frames(b.hparams, b.size.w), b.size.w)
+
+
 def _normed(b: TowerBuild[SoundHParams], cur: Tensor) -> Tensor:
     return build_norm(b, cur, "a.post_ln", "post_ln", kind="layer")
 
 
 def _build_whisper(b: TowerBuild[SoundHParams]) -> None:
-    b.result("features", _normed(b, build_states(b)))
+    b.result("features", _normed(b, _build_moments(b)))
 
 
 def _build_qwen2a(b: TowerBuild[SoundHParams]) -> None:
-    cur = build_states(b)
+    cur = _build_moments(b)
     n_embd, n = cur.ne[0], cur.ne[1] // 2
     first, second = (gg.view_2d(cur, n_embd, n, 2 * cur.nb[1], i * cur.nb[1]) for i in (0, 1))
     cur = b.cb(gg.scale(gg.add(gg.cont(first), second), 0.5), "pooled")
@@ -108,10 +124,24 @@ def _build_qwen2a(b: TowerBuild[SoundHParams]) -> None:
 
 
 def _build_voxtral(b: TowerBuild[SoundHParams]) -> None:
-    hp, cur = b.hparams, _normed(b, build_states(b))
+    hp, cur = b.hparams, _normed(b, _build_moments(b))
     cur = gg.reshape_2d(cur, hp.n_embd * hp.n_stack, cur.ne[1] // hp.n_stack)
     cur = ACTIVATIONS["gelu_erf"](b.linear("mm.a.mlp.1", cur, hp.n_embd_out, "mlp_1"))
     b.result("features", b.linear("mm.a.mlp.2", cur, hp.n_embd_out, "features"))
+
+
+def _build_ultravox(b: TowerBuild[SoundHParams]) -> None:
+    """`size.w` frames, behind which nothing is heard. What lacks in the last group of states is 0."""
+    hp, n_frames = b.hparams, b.size.w
+    cur = _normed(b, build_states(b, n_frames, (n_frames - 1) // 2 + 1))
+    cur = pad(cur, 0, -cur.ne[1] % hp.n_stack, 0, 0)
+    cur = gg.reshape_2d(cur, hp.n_embd * hp.n_stack, cur.ne[1] // hp.n_stack)
+    cur = build_norm(b, cur, "mm.a.norm_pre", "norm_pre", kind="rms", eps=1e-6)
+    ne = b.weights.ne("mm.a.mlp.1.weight")
+    cur = gg.swiglu_swapped(b.linear("mm.a.mlp.1", cur, hp.n_embd_out if ne is None else ne[1], "mlp_1"))
+    cur = build_optional_norm(b, cur, "mm.a.norm_mid", "rms", 1e-6)
+    cur = b.linear("mm.a.mlp.2", cur, hp.n_embd_out, "mlp_2")
+    b.result("features", build_optional_norm(b, cur, "mm.a.norm_post", "rms", 1e-6))
 
 
 # -- what the processor gives ----------------------------------------------------------------------------------------
@@ -138,6 +168,15 @@ def _encode_own(run: TowerRun[SoundHParams], arrays: Arrays) -> Encoded:
     return Encoded(Features(run(TowerSize(1, 1, n), input_features=own)["features"].reshape(-1, hp.n_embd_out)))
 
 
+def _encode_frames(run: TowerRun[SoundHParams], arrays: Arrays) -> Encoded:
+    """All frames, in parts of 30 seconds."""
+    hp = run.hparams
+    frames = array_of(arrays, "input_features", (1, hp.n_mels, None))[0]
+    parts = np.split(frames, range(2 * hp.n_pos, frames.shape[1], 2 * hp.n_pos), axis=1)
+    rows = [run(TowerSize(1, 1, p.shape[1]), input_features=np.ascontiguousarray(p))["features"] for p in parts]
+    return Encoded(Features(np.concatenate([r.reshape(-1, hp.n_embd_out) for r in rows])))
+
+
 def _least(hp: SoundHParams) -> TowerSize:
     return TowerSize(1, 1, hp.n_stack if hp.n_stack > 1 else 2)
 
@@ -145,5 +184,6 @@ def _least(hp: SoundHParams) -> TowerSize:
 TOWERS = (
     Tower(("whisper",), _read, _build_whisper, _encode_all, _least, "a"),
     Tower(("qwen2a",), _read, _build_qwen2a, _encode_own, _least, "a"),
-    Tower(("voxtral",), _read, _build_voxtral, _encode_all, _least, "a"),
+    Tower(("voxtral",), _read_grouped, _build_voxtral, _encode_all, _least, "a"),
+    Tower(("ultravox",), _read, _build_ultravox, _encode_frames, _least, "a"),
 )

@@ -55,7 +55,11 @@ def _read(r: Reader) -> PixtralHParams:
 def _build(b: TowerBuild[PixtralHParams]) -> None:
     hp = b.hparams
     cur = build_norm(b, build_patches(b), "v.pre_ln", "pre_ln", kind="rms")
-    cur = build_layers(b, cur, norm="rms", gated=True, rope=build_rope_halves(b, hp.rope_base))
+    _, h, w = b.size
+    # The pairs of a head are ever slower in turns: the first of lines, the first of columns, the second of lines ...
+    scales = (1.0, hp.rope_base ** (-2 * hp.n_head / hp.n_embd))
+    rope = build_rope_halves(b, hp.rope_base, lambda: np.indices((h, w)).reshape(2, -1), scales)
+    cur = build_layers(b, cur, norm="rms", gated=True, rope=rope)
     cur = build_optional_norm(b, cur, "mm.input_norm", "rms", hp.mm_eps)
     if hp.merge > 1:
         kernel = b.weight("mm.patch_merger", (hp.n_embd * hp.merge**2, hp.n_embd))

@@ -324,8 +324,8 @@ _PREFIXES = (
 # Tensors of towers and projectors, which a text model leaves aside: the parts that their names begin with (after
 # `model.`), and tensors that belong to a projector alone.
 TOWERS = re.compile(
-    r"^(model\.)?((vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio|connector)"
-    r"\.|image_newline$)"
+    r"^(model\.)?((vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio|connector"
+    r"|merger)\.|image_newline$)"
 )
 # Buffers that are computed from the config.
 _NEVER = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 from weakref import WeakSet
 
 from pyggml.errors import ModelError, not_sent, whole
@@ -51,6 +51,7 @@ class LoadedModel(Closeable):
         self.watches = Watches()  # the taps and edits that look into the graphs of its contexts
         # What its towers made of the last pictures and sounds, by kind and digest (`media_prompt.features_of`).
         self.features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()
+        self.senses: dict[str, Any] = {}  # its towers with their processors, see `sense`
         self.weight_stream: WeightStream | None = None  # for weights kept within a budget
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)

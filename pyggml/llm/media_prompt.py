@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
 # The tokens that stand for a row of a picture, and of a sound, in vocabularies of files that do not say it.
 _IMAGE_TOKENS = (
-    *("<image_soft_token>", "<|image_pad|>", "<|image|>", "<IMG_CONTEXT>", "[IMG]", "<image>", "<|imgpad|>", "<img>"),
-    *("<|patch|>", "<|IMAGE_PAD|>", "<|media_pad|>", "<|vision_pad|>"),
+    *("<image_soft_token>", "<|image_pad|>", "<|patch|>", "<|image|>", "<IMG_CONTEXT>", "[IMG]", "<image>"),
+    *("<|imgpad|>", "<img>", "<|IMAGE_PAD|>", "<|media_pad|>", "<|vision_pad|>"),
 )
-_AUDIO_TOKENS = ("<|AUDIO|>", "[AUDIO]", "<audio_soft_token>", "<|audio_pad|>", "<|audio|>", "<audio>")
+_AUDIO_TOKENS = (
+    *("<|AUDIO|>", "[AUDIO]", "<audio_soft_token>", "<|audio_pad|>", "<|audio|>", "<audio>"),
+    "<|reserved_special_token_0|>",  # Ultravox's text models (Llama 3) know no sounds: a token that no text has
+)
 _KEPT = 16  # features that a model keeps
 _BLOCKS = ("gemma3",)  # families, or else architectures, in which the rows of a picture see each other
 _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each other

@@ -269,7 +269,7 @@ class TowerModel(Model):
         self.watches = Watches()
         self.weight_stream = None
         self.tensors, self.weights, self.stage = dict(tower.weights), tower.weights, None
-        vars(self)["sight"] = sight_of(self, tower)
+        self.senses = {"vision": sight_of(self, tower)}
 
     def _no_decoder(self) -> NoReturn:
         raise ModelError(f"{self.path}: an encoder of pictures has no decoder, and no vocabulary")
@@ -420,7 +420,7 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
             return model
         if model.unused:
             raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
-        vars(model)["hearing"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
+        model.senses["audio"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
         _report(progress, 0.0)
         (repack_weights if repack else repack_in_passing)(_factors(model.weights))
         _report(progress, 1.0)
@@ -431,10 +431,11 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
 
 
 def _check_towers(model: Model) -> None:
-    """Load the towers of the model's mmproj file. Raises ModelError when they are not of this model."""
+    """Look at the towers of the model's mmproj file. Raises ModelError when they are not of this model."""
     from .tower import open_tower_of
 
-    towers = [t for side in ("vision", "audio") if (t := open_tower_of(model.path, model.mmproj, side)) is not None]
+    opened = (open_tower_of(model.path, model.mmproj, side, keeps=False) for side in ("vision", "audio"))
+    towers = [tower for tower in opened if tower is not None]
     if not towers:
         raise ModelError(f"{model.mmproj}: has no tower (clip.has_vision_encoder, clip.has_audio_encoder)")
     for tower in towers:

@@ -17,7 +17,8 @@ from pyggml.models.towers.tower import Encoded
 from pyggml.types import Floats
 
 from .embed import normalized
-from .tower import LoadedTower, config_in_file, open_tower_of
+from .sense import sense
+from .tower import LoadedTower, config_in_file
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -41,15 +42,7 @@ class Sight(NamedTuple):
 
 def sight(model: LoadedModel) -> Sight:
     """The tower of a model that sees, loaded when it is first asked for. Raises ModelError when there is none."""
-    found: Sight | None = vars(model).get("sight")
-    if found is None:
-        if model.vocab_only:
-            raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        tower = open_tower_of(model.path, model.mmproj, "vision")
-        if tower is None:
-            raise ModelError(f"{model.path}: the model has no tower that sees (load_model(..., mmproj=FILE) names one)")
-        found = vars(model)["sight"] = sight_of(model, tower)
-    return found
+    return sense(model, "vision", sight_of)
 
 
 def sight_of(model: LoadedModel, tower: LoadedTower) -> Sight:
@@ -140,6 +133,14 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
         side = hp.patch_size * merge
         kind = {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": hp.image_size}}
         kind["patch_size"] = {"height": side, "width": side}
+    elif tower.name == "llama4":
+        kind = {"image_processor_type": "Llama4ImageProcessor", "size": square}
+    elif tower.name == "lfm2":
+        kind = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": hp.patch_size}
+        kind["downsample_factor"] = getattr(hp, "factor", 2)
+    elif tower.name == "minicpmv4_6":
+        kind = {"image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": hp.patch_size}
+        kind["downsample_mode"] = "4x" if getattr(hp, "factor", 4) == 2 else "16x"
     elif tower.name == "glm4v":
         kind = within("Glm4vImageProcessor", 16, 15000)
     elif tower.name == "qwen3vl_merger":

@@ -15,7 +15,8 @@ from pyggml.media.sound import RATE, Sound, SoundProcessor, read_sound, sound_pr
 from pyggml.models.towers.hearing import SoundHParams
 from pyggml.types import Floats
 
-from .tower import LoadedTower, config_in_file, open_tower_of
+from .sense import sense
+from .tower import LoadedTower, config_in_file
 
 if TYPE_CHECKING:
     from .loaded import LoadedModel
@@ -28,28 +29,22 @@ class Hearing(NamedTuple):
     processor: SoundProcessor
 
     def arrays(self, samples: Floats) -> dict[str, npt.NDArray[Any]]:
-        """What the checkpoint's processor makes of a sound: `input_features`, float32 [n, n_mels, n_frames], and for a
-        tower that hears the sound without the silence after it `feature_attention_mask`, int32 [1, n_frames]."""
+        """What the checkpoint's processor makes of a sound: `input_features`, float32 [n, n_mels, n_frames] (of
+        Ultravox one, with as many frames as the sound has), and for a tower that hears the sound without the silence
+        after it `feature_attention_mask`, int32 [1, n_frames]."""
         p = self.processor
         if self.tower.name == "qwen2a":
             own = np.arange(p.n_frames) < -(-min(len(samples), p.n_samples) // p.hop)
             return {**p(samples), "feature_attention_mask": own.astype(np.int32)[None]}
+        if self.tower.name == "ultravox":
+            whole = np.pad(samples, (0, -len(samples) % p.hop))
+            return {"input_features": p.frames(whole)[None]}
         return {"input_features": p.parts(samples)} if self.tower.name == "voxtral" else dict(p(samples))
 
 
 def hearing(model: LoadedModel) -> Hearing:
     """The tower of a model that hears, loaded when it is first asked for. Raises ModelError when there is none."""
-    found: Hearing | None = vars(model).get("hearing")
-    if found is None:
-        if model.vocab_only:
-            raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        tower = open_tower_of(model.path, model.mmproj, "audio")
-        if tower is None:
-            raise ModelError(
-                f"{model.path}: the model has no tower that hears (load_model(..., mmproj=FILE) names one)"
-            )
-        found = vars(model)["hearing"] = hearing_of(model, tower)
-    return found
+    return sense(model, "audio", hearing_of)
 
 
 def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
@@ -94,7 +89,8 @@ def encode_audio(self: LoadedModel, sound: Sound, rate: int | None = None, n_thr
     sound  a path, the bytes of a file, or samples, see `pyggml.media.sound.read_sound`
     rate   how many samples make a second, for samples (16,000 when it is not given)
 
-    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral all of it in parts of 30 seconds. Raises ModelError for
-    a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is too short.
+    Whisper and Qwen2-Audio hear the first 30 seconds, Voxtral and Ultravox all of it in parts of 30 seconds. Raises
+    ModelError for a model that does not hear, MediaError for a sound that cannot be read, ShapeError for one that is
+    too short.
     """
     return sound_features(self, sound, rate, n_threads).rows

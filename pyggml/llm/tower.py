@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml.backends.cpu.repack import repack, repack_in_passing
 from pyggml.errors import ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
@@ -31,10 +32,19 @@ _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 class LoadedTower:
     """A tower with its weights: those of a folder, or of an mmproj file.
 
-    Calling it runs the tower's graph (see `TowerRun`). Raises ModelError for metadata or tensors that are no tower's.
+    Calling it runs the tower's graph (see `TowerRun`). With `keeps` false, pages of mapped weights are given back to
+    the system after each picture or sound, and there are no repacked copies of weights. Raises ModelError for metadata
+    or tensors that are no tower's.
     """
 
-    def __init__(self, path: str, kv: Mapping[str, Any], tensors: Mapping[str, Tensor], side: str = "vision") -> None:
+    def __init__(
+        self,
+        path: str,
+        kv: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        side: str = "vision",
+        keeps: bool = True,
+    ) -> None:
         self.path, self.kv = path, kv
         name = tower_name(kv, side)
         if not isinstance(name, str):
@@ -51,7 +61,9 @@ class LoadedTower:
                 LOG.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
-        self.name = name
+        # Products read quantised weights from repacked copies. Others stay exact: nothing may round them.
+        (repack if keeps else repack_in_passing)(t for t in self.weights.values() if t.dtype.is_quantized)
+        self.name, self.keeps = name, keeps
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
         self._n_threads: int | None = None
@@ -66,7 +78,13 @@ class LoadedTower:
         """Features (and, of encoders for search, the embedding) of what the processor made of one picture or sound.
         Raises ShapeError for arrays that do not fit."""
         self._n_threads = n_threads
-        return self.tower.encode(self, arrays)
+        try:
+            return self.tower.encode(self, arrays)
+        finally:
+            if not self.keeps:
+                for t in self.weights.values():
+                    if t.buffer is not None:
+                        t.buffer.give_back(t.offset, t.nbytes)
 
     def __call__(self, size: TowerSize, **inputs: Array) -> dict[str, Array]:
         """See `TowerRun`."""
@@ -99,9 +117,10 @@ class LoadedTower:
         return self._graphs[key]
 
 
-def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | None:
+def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) -> LoadedTower | None:
     """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
-    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower.
+    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower. `keeps`:
+    see `LoadedTower`.
 
     Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
     """
@@ -111,7 +130,7 @@ def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | Non
     if of_folder is not None and not of_folder[0].get(f"clip.has_{side}_encoder"):
         of_folder = None
     if mmproj is None:
-        return None if of_folder is None else LoadedTower(path, *of_folder, side)
+        return None if of_folder is None else LoadedTower(path, *of_folder, side, keeps)
     file = open_model(mmproj, True)
     if file.kv.get("general.architecture") != "clip":
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
@@ -120,7 +139,7 @@ def open_tower_of(path: str, mmproj: str | None, side: str) -> LoadedTower | Non
     kv = dict(file.kv)
     if of_folder is not None and of_folder[0]["clip.projector_type"] == tower_name(kv, side):
         kv = {**of_folder[0], **kv}
-    return LoadedTower(file.path, kv, bind(file), side)
+    return LoadedTower(file.path, kv, bind(file, keeps), side, keeps)
 
 
 def tower_name(kv: Mapping[str, Any], side: str) -> object:

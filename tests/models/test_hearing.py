@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from pyggml.llm.media_prompt import MediaPrompt
 from pyggml.llm.model import Model, load_model
 
 from ..conftest import shared_dir
+from ..random_whisper import write_whisper
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -118,3 +121,16 @@ def test_bad_input(chirp: Array) -> None:
         qwen.transcribe(chirp)
     with pytest.raises(ModelError, match="no tokenizer"):
         whisper.transcribe(chirp)
+
+
+def test_the_activation_of_whisper(tmp_path: Path) -> None:
+    """A config may name another than gelu, of encoder and decoder."""
+    folder = write_whisper(tmp_path / "w")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
+    model = load_model(folder, repack=False)
+    ctx = model.new_context(64)
+    with model.tap("ffn_up-0", "ffn_act-0", "ffn_relu-0") as seen:
+        ctx.decode(MediaPrompt([1, 2, 3], audio=[np.zeros(4000, np.float32)]))
+    np.testing.assert_array_equal(seen["ffn_act-0"][0], np.maximum(seen["ffn_up-0"][1], 0))
+    np.testing.assert_array_equal(seen["ffn_relu-0"][0], np.maximum(seen["ffn_up-0"][0], 0))

@@ -381,3 +381,19 @@ def test_a_size_that_is_no_whole_number_of_patches(name: str, tmp_path: Path) ->
     assert larger is not None and plain is not None
     want = plain.encode({"pixel_values": pixels[:, :, :64, :64]}).features.rows
     np.testing.assert_array_equal(larger.encode({"pixel_values": pixels}).features.rows, want)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_a_tower_beside_streamed_weights(kind: str, tmp_path: Path) -> None:
+    """With a budget the tower's weights are mapped and given back; its features are the same bits."""
+    pytest.importorskip("PIL")
+    out = tmp_path / "out.gguf"
+    write_quantized(plan_quantization(MM / "mmproj" / "idefics3.gguf", kind), str(out))
+    path = MM / "images" / "wide.png"
+    with (
+        gg.load_model(MM / "idefics3", mmproj=out) as plain,
+        gg.load_model(MM / "idefics3", mmproj=out, ram="8MiB") as m,
+    ):
+        for _ in range(2):
+            np.testing.assert_array_equal(m.encode_image(path), plain.encode_image(path))
+        assert not m.senses["vision"].tower.keeps and plain.senses["vision"].tower.keeps

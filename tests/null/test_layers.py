@@ -46,6 +46,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("llm.graphs",),
     ("llm.state",),
     ("llm.context",),
+    ("llm.sense",),
     ("llm.embed", "llm.sound", "llm.speech"),
     ("llm.picture", "llm.ggml_whisper"),
     ("llm.text_tower",),
@@ -145,7 +146,7 @@ def test_who_names_the_cpu_backend() -> None:
     """Whoever runs graphs or shows their runs. Rooms that read and keep weights say what they are by `Tensor.form`."""
     for module, path in sources():
         if any(name.startswith("backends.cpu") for name in imports(module, path)):
-            allowed = ("backends", "testing", "llm.model", "llm.context", "inspect", "tools")
+            allowed = ("backends", "testing", "llm.model", "llm.context", "llm.tower", "inspect", "tools")
             assert module == "" or module.startswith(allowed), path
 
 

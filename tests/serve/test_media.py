@@ -214,3 +214,29 @@ def test_transcriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_text_model_transcribes_nothing(model: gg.Model, client: TestClient) -> None:
     assert client.post("/v1/audio/transcriptions", files={"file": ("a", b"x")}).status_code == 501
+
+
+def wav(samples: Any) -> bytes:
+    soundfile = pytest.importorskip("soundfile")
+    out = io.BytesIO()
+    soundfile.write(out, samples, 16000, format="WAV")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("name", "token"), [("qwen2-audio", "<|AUDIO|>"), ("voxtral", "[AUDIO]")])
+def test_a_model_that_hears(name: str, token: str, tmp_path: Path) -> None:
+    """The server and `generate` with the same sound, two of them, and bytes that are no sound."""
+    data = {"data": base64.b64encode(wav(sound(1.0))).decode(), "format": "wav"}
+    heard = {"type": "input_audio", "input_audio": data}
+    with gg.load_model(write_folder(tmp_path / "m", name, {500: token}, token)) as m, served(m, n_ctx=2048) as c:
+        for n in (1, 2):
+            r = c.post(CHAT, json={"messages": user("Hear: ", *[heard] * n, "?"), **GREEDY})
+            asked = [{"type": "text", "text": "Hear: "}, *[{"type": "audio", "audio": wav(sound(1.0))}] * n]
+            content = [*asked, {"type": "text", "text": "?"}]
+            want = "".join(m.generate([{"role": "user", "content": content}], 5, temp=0.0))
+            assert r.status_code == 200, r.text
+            assert r.json()["choices"][0]["message"]["content"] == want
+            assert r.json()["usage"]["prompt_tokens"] > n * len(m.encode_audio(wav(sound(1.0))))
+        bad = {"type": "input_audio", "input_audio": {**data, "data": "aGVsbG8="}}
+        r = c.post(CHAT, json={"messages": user(bad), **GREEDY})
+        assert r.status_code == 400 and "is no sound that can be read" in r.json()["error"]["message"]

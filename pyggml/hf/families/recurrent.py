@@ -126,10 +126,10 @@ def _told_h1(ne: Mapping[str, tuple[int, ...]]) -> dict[str, object]:
 
 def _attends(c: Config) -> list[bool]:
     """For each layer, whether it is attention: by its type, by a list of such layers, or by a period."""
+    layers = c.get("attn_layer_indices", "full_attn_idxs", default=None)
     types = c.get("layer_types", "layers_block_type", "hybrid_override_pattern", default=None)
     if types is not None:
         return [t in _ATTENTION for t in types]
-    layers = c.get("attn_layer_indices", default=None)
     if layers is not None:
         return [il in layers for il in range(c.n_layer)]
     period, offset = c.integer("attn_layer_period", default=0), c.integer("attn_layer_offset", default=0)

@@ -28,11 +28,6 @@ _ROLES = {
 }
 
 
-def _act(c: Config) -> None:
-    if c.get("activation_function", default="gelu") != "gelu":
-        c.fail(f"activation_function is {c.get('activation_function')!r:.60}: of whisper only gelu is supported")
-
-
 def _generation(c: Config) -> dict[str, object]:
     """What generation_config.json says of special tokens (older checkpoints: config.json)."""
     path = Path(c.path).with_name("generation_config.json")
@@ -75,7 +70,6 @@ _KEYS: dict[str, Key] = {
     "attention.layer_norm_epsilon": Of(lambda c: 1e-5),
     "scale_embedding": Of(lambda c: bool(c.get("scale_embedding", default=False)) or None),
     "decoder_start_token_id": Of(lambda c: c.integer("decoder_start_token_id", default=50257)),
-    "hidden_activation": Of(_act),
     "rope.dimension_count": None,
 }
 
@@ -84,7 +78,7 @@ FAMILIES = (
         arch="whisper",
         types=("whisper",),
         cls="WhisperForConditionalGeneration",
-        act="",
+        act="gelu",
         keys=_KEYS,
         more=_generation,
         names={

@@ -24,9 +24,9 @@ PAGES = {  # page -> the model types in it
     "vision": (
         *("clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "vit", "llava", "llava_next"),
         *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
-        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v"),
+        *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llama4", "lfm2_vl", "minicpmv4_6"),
     ),
-    "hearing": ("qwen2_audio", "voxtral", "whisper"),
+    "hearing": ("qwen2_audio", "voxtral", "ultravox", "whisper"),
 }
 _PAGE_OF = {name: page for page, names in PAGES.items() for name in names}
 

@@ -68,6 +68,17 @@ def _voxtral_keys(c: TowerConfig) -> Mapping[str, object]:
     }
 
 
+def _ultravox_keys(c: TowerConfig) -> Mapping[str, object]:
+    if c.whole.get("projector_act", default="swiglu") != "swiglu":
+        c.whole.fail(f"projector_act is {c.whole.get('projector_act')!r:.60}: only swiglu is supported")
+    return {
+        **_whisper_keys(c),
+        "projector_type": "ultravox",
+        "projection_dim": c.text.integer("hidden_size"),
+        "projector.stack_factor": c.whole.integer("stack_factor", default=8),
+    }
+
+
 FAMILIES = (
     TowerFamily(
         types=("whisper",),
@@ -94,6 +105,18 @@ FAMILIES = (
         names=lambda c: [
             *_names(r"audio_tower\."),
             name(r"multi_modal_projector\.linear_([12])\.weight", r"mm.a.mlp.\1.weight"),
+        ],
+        begin=("audio_tower.", "multi_modal_projector."),
+        part="audio_config",
+        side="audio",
+    ),
+    TowerFamily(
+        types=("ultravox",),
+        keys=_ultravox_keys,
+        names=lambda c: [
+            *_names(r"audio_tower\."),
+            name(r"multi_modal_projector\.linear_([12])\.weight", r"mm.a.mlp.\1.weight"),
+            name(r"multi_modal_projector\.ln_(pre|mid|post)\.weight", r"mm.a.norm_\1.weight"),
         ],
         begin=("audio_tower.", "multi_modal_projector."),
         part="audio_config",

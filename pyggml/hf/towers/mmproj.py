@@ -25,8 +25,8 @@ from .family import PROCESSOR_KEY
 TYPES = {DType.F32: 0, DType.F16: 1, DType.BF16: 32}  # -> general.file_type
 _ALIGNMENT = 32
 _OF_LLAMA_CPP = (  # projectors of llama.cpp
-    *("mlp", "gemma3", "idefics3", "internvl", "pixtral", "glm4v"),
-    *("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "qwen2a", "voxtral"),
+    *("mlp", "gemma3", "idefics3", "internvl", "pixtral", "glm4v", "llama4", "lfm2", "minicpmv4_6"),
+    *("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "qwen2a", "voxtral", "ultravox"),
 )
 _SPLIT = ("qwen2vl_merger", "qwen2.5vl_merger")  # whose files have Q, K and V apart
 _F32 = ("patch_embd", "position_embd", "patch_merger", "conv1d", "embd.img_break")  # roles that are F32

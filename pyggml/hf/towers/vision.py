@@ -567,6 +567,118 @@ def _qwen_names(c: TowerConfig) -> Sequence[Name]:
     ]
 
 
+# -- LLaMA 4, LFM2-VL, MiniCPM-V --------------------------------------------------------------------------------------
+
+
+def _llama4_keys(c: TowerConfig) -> dict[str, object]:
+    return {
+        **_sizes(c, "gelu", 1e-5),
+        "projector_type": "llama4",
+        "attention.layer_norm_epsilon": 1e-5,  # constants of the class
+        "hidden_activation": "gelu",
+        "projector.scale_factor": round(1 / c.tower.number("pixel_shuffle_ratio", default=0.5)),
+        "rope.freq_base": _theta(c),
+        "projection_dim": _text_size(c),
+    }
+
+
+def _llama4_names(c: TowerConfig) -> Sequence[Name]:
+    p = c.tower.integer("patch_size", default=14)
+
+    def kernel(a: Array) -> list[Array]:
+        return [a.reshape(a.shape[0], 3, p, p)]
+
+    t = r"vision_model\."
+    return [
+        name(rf"{t}patch_embedding\.linear\.weight", "v.patch_embd.weight", split=kernel),
+        name(rf"{t}class_embedding", "v.class_embd", split=flat),
+        name(rf"{t}positional_embedding_vlm", "v.position_embd.weight"),
+        name(rf"{t}vision_adapter\.mlp\.fc([12])\.weight", r"mm.model.mlp.\1.weight"),
+        *named(
+            t,
+            r"model\.layers",
+            {"layernorm_pre": "v.pre_ln", "layernorm_post": "v.post_ln"},
+            {
+                "input_layernorm": "ln1",
+                "post_attention_layernorm": "ln2",
+                "mlp.fc1": "ffn_up",
+                "mlp.fc2": "ffn_down",
+                "self_attn.o_proj": "attn_out",
+                **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+            },
+        ),
+        *named(r"multi_modal_projector\.", "", {"linear_1": "mm.model.fc"}, {}),
+    ]
+
+
+def _lfm2_keys(c: TowerConfig) -> dict[str, object]:
+    if c.whole.get("vision_feature_layer", default=-1) != -1:  # a key of old configs
+        c.whole.damaged()
+    side = isqrt(c.tower.integer("num_patches", default=256)) * c.tower.integer("patch_size", default=16)
+    return {
+        **_sizes(c, "gelu_pytorch_tanh", 1e-6),
+        "projector_type": "lfm2",
+        "image_size": side,
+        "projector.scale_factor": c.whole.integer("downsample_factor", default=2),
+        "projector.hidden_activation": c.whole.get("projector_hidden_act", default="gelu"),
+        "projection_dim": _text_size(c),
+    }
+
+
+def _lfm2_names(c: TowerConfig) -> Sequence[Name]:
+    p = c.tower.integer("patch_size", default=16)
+
+    def kernel(a: Array) -> list[Array]:
+        """The checkpoint has the channels of a pixel side by side."""
+        pixels: Array = a.reshape(-1, p, p, 3)
+        return [np.ascontiguousarray(np.moveaxis(pixels, 3, 1))]
+
+    return [
+        name(rf"{_TOWER}embeddings\.patch_embedding\.weight", "v.patch_embd.weight", split=kernel),
+        *_clip_names(_TOWER),
+        *named(
+            r"multi_modal_projector\.", "", {"layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2"}, {}
+        ),
+    ]
+
+
+def _minicpmv_keys(c: TowerConfig) -> dict[str, object]:
+    whole = c.whole
+    if whole.integer("merger_times", default=1) != 1 or whole.get("drop_vision_last_layer", default=False):
+        whole.damaged()
+    for part, key in ((whole, "merge_kernel_size"), (c.tower, "window_kernel_size")):
+        if list(part.get(key, default=[2, 2])) != [2, 2]:
+            part.fail(f"{key} is {part.get(key)!r:.60}: only squares of 2 x 2 are supported")
+    fine = whole.get("downsample_mode", default="16x") == "4x"
+    return {
+        **_siglip_keys(c),
+        "projector_type": "minicpmv4_6",
+        "projector.scale_factor": 2 if fine else 4,
+        "wa_layer_indexes": np.array([whole.integer("insert_layer_id", default=6)], np.int32),
+        "projection_dim": _text_size(c),
+    }
+
+
+_MERGER = {
+    "layer_norm1": "ln1",
+    "pre_norm": "ds_ln",
+    "linear_1": "ds_ffn_up",
+    "linear_2": "ds_ffn_down",
+    "self_attn.out_proj": "attn_out",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+}
+
+
+def _minicpmv_names(c: TowerConfig) -> Sequence[Name]:
+    fine = c.whole.get("downsample_mode", default="16x") == "4x"
+    merger = {f"vit_merger.{old}": f"v.vit_merger.{new}" for old, new in _MERGER.items()}
+    return [
+        *([name(rf"{_TOWER}vit_merger\..*")] if fine else named(_TOWER, "", merger, {})),
+        *_clip_names(_TOWER),
+        *named(r"merger\.mlp\.0\.", "", {"pre_norm": "mm.input_norm", "linear_1": "mm.up", "linear_2": "mm.down"}, {}),
+    ]
+
+
 _VISUAL = ("visual.",)
 
 FAMILIES = (
@@ -630,4 +742,9 @@ FAMILIES = (
     TowerFamily(types=("qwen2_5_vl",), keys=_qwen25_keys, names=_qwen_names, begin=_VISUAL),
     TowerFamily(types=("qwen3_vl",), keys=_qwen3_keys, names=_qwen_names, begin=_VISUAL),
     TowerFamily(types=("glm4v",), keys=_glm4v_keys, names=_qwen_names, begin=_VISUAL),
+    TowerFamily(
+        types=("llama4",), keys=_llama4_keys, names=_llama4_names, begin=("vision_model.", "multi_modal_projector.")
+    ),
+    TowerFamily(types=("lfm2_vl",), keys=_lfm2_keys, names=_lfm2_names, begin=_PROJECTOR),
+    TowerFamily(types=("minicpmv4_6",), keys=_minicpmv_keys, names=_minicpmv_names, begin=("vision_tower.", "merger.")),
 )

@@ -101,8 +101,10 @@ def _wraps(
 ) -> dict[str, list[str]]:
     """The texts that take the places of marks."""
     wraps: dict[str, list[str]] = {"image": [], "audio": []}
+    numbered = _NUMBERED.get(_family(model), "")
     for media, thing in things:
-        wraps[media].append(wrap(model, media, thing, model.vocab.text(_token(model, media))))
+        number = numbered.format(len(wraps[media])) if media == "image" else ""
+        wraps[media].append(number + wrap(model, media, thing, model.vocab.text(_token(model, media))))
     return wraps
 
 
@@ -138,6 +140,8 @@ def _parted(message: Mapping[str, Any], things: list[tuple[str, Any]]) -> Mappin
             parts.append({"type": kind})
         elif kind == "text" and isinstance(part.get("text"), str):
             parts.append({"type": "text", "text": part["text"]})
+        elif kind == "video":
+            raise BatchError("a part of type 'video': video is not supported; its frames can be parts of type 'image'")
         else:
             raise BatchError(f"a part of a message is a text, an image or an audio with its type, not {given!r:.60}")
     return {**message, "content": parts}
@@ -186,7 +190,9 @@ def _token(model: LoadedModel, media: str) -> int:
 
 # -- what stands around the rows of a picture, as each family's processor writes it ------------------------------------
 
-_MARKS = {"gemma3": "<start_of_image>", "aya_vision": "<image>"}  # where it is not the placeholder itself
+# The mark of a picture in a template, where it is not the placeholder itself.
+_MARKS = {"gemma3": "<start_of_image>", "aya_vision": "<image>", "llama4": "<|image|>"}
+_NUMBERED = {"minicpmv4_6": "<image_id>{}</image_id>"}  # what stands before the picture with a number, from 0 on
 
 
 def _family(model: LoadedModel) -> str:
@@ -272,6 +278,43 @@ def _aya(token: str, n: int, arrays: Arrays) -> str:
     return f"<|START_OF_IMG|>{parts}TILE_GLOBAL{one}<|END_OF_IMG|>"
 
 
+def _llama4(token: str, n: int, arrays: Arrays) -> str:
+    """The tiles by lines, then the whole picture."""
+    rows, cols = (int(x) for x in np.ravel(arrays.get("aspect_ratios", (1, 1)))[:2])
+    tiles = rows * cols if rows * cols > 1 else 0
+    one = token * (n // (tiles + 1))
+    line = "<|tile_x_separator|>".join([one] * cols) + "<|tile_y_separator|>"
+    return f"<|image_start|>{line * rows if tiles else ''}<|image|>{one}<|image_end|>"
+
+
+def _each(token: str, n: int, arrays: Arrays, name: str) -> list[str]:
+    """The placeholders of each tile: `n` in all, by the tiles' patches, of which the array `name` has lines and
+    columns."""
+    patches = [int(h * w) for h, w in np.reshape(arrays.get(name, (1, n)), (-1, 2))]
+    return [token * (n * p // sum(patches)) for p in patches]
+
+
+def _lfm2(token: str, n: int, arrays: Arrays) -> str:
+    """The tiles by lines with their places, then the whole picture."""
+    tiles = _each(token, n, arrays, "spatial_shapes")
+    cols = _number(arrays, "image_cols", 1)
+    n_tiles = _number(arrays, "image_rows", 1) * cols
+    if n_tiles == 1:
+        return f"<|image_start|>{tiles[0]}<|image_end|>"
+    named = [f"<|img_row_{i // cols + 1}_col_{i % cols + 1}|>{tiles[i]}" for i in range(n_tiles)]
+    named += [f"<|img_thumbnail|>{t}" for t in tiles[n_tiles:]]
+    return f"<|image_start|>{''.join(named)}<|image_end|>"
+
+
+def _minicpm(token: str, n: int, arrays: Arrays) -> str:
+    """The whole picture, then its slices by lines."""
+    whole, *slices = _each(token, n, arrays, "target_sizes")
+    cols = int(np.ravel(arrays.get("grids", (0, 0)))[1])
+    named = [f"<slice>{s}</slice>" for s in slices]
+    lines = ["".join(named[i : i + cols]) for i in range(0, len(named), cols or 1)]
+    return f"<image>{whole}</image>" + "\n".join(lines)
+
+
 _WRAPS: Mapping[str, Wrap] = {
     "gemma3": _gemma3,
     "idefics3": _idefics3,
@@ -279,6 +322,10 @@ _WRAPS: Mapping[str, Wrap] = {
     "mistral3": _pixtral,
     "internvl": _internvl,
     "aya_vision": _aya,
+    "llama4": _llama4,
+    "lfm2": _lfm2,
+    "lfm2_vl": _lfm2,
+    "minicpmv4_6": _minicpm,
 }
 
 

@@ -171,12 +171,36 @@ def test_a_prefix_is_shared_when_its_pictures_are_equal(golden: Any) -> None:
         ("aya-vision", {"num_patches": [3]}, 6, "<|START_OF_IMG|>TILE_1PPTILE_2PPTILE_GLOBALPP<|END_OF_IMG|>"),
         ("qwen2-vl", {}, 3, "PPP"),
         ("llava-next", {}, 3, "PPP"),
+        ("llama4", {"aspect_ratios": [1, 1]}, 2, "<|image_start|><|image|>PP<|image_end|>"),
+        (
+            "llama4",
+            {"aspect_ratios": [1, 2]},
+            3,
+            "<|image_start|>P<|tile_x_separator|>P<|tile_y_separator|><|image|>P<|image_end|>",
+        ),
+        ("lfm2_vl", {"spatial_shapes": [[4, 2]]}, 2, "<|image_start|>PP<|image_end|>"),
+        (
+            "lfm2_vl",
+            {"spatial_shapes": [[4, 4], [4, 4], [2, 4]], "image_rows": [2], "image_cols": [1]},
+            10,
+            "<|image_start|><|img_row_1_col_1|>PPPP<|img_row_2_col_1|>PPPP<|img_thumbnail|>PP<|image_end|>",
+        ),
+        ("minicpmv4_6", {"target_sizes": [[4, 8]]}, 2, "<image_id>0</image_id><image>PP</image>"),
+        (
+            "minicpmv4_6",
+            {"target_sizes": [[4, 4], [4, 8], [4, 8]], "grids": [2, 1]},
+            5,
+            "<image_id>0</image_id><image>P</image><slice>PP</slice>\n<slice>PP</slice>",
+        ),
     ],
 )
 def test_what_stands_around_a_picture(name: str, arrays: Any, n: int, want: str) -> None:
     """As each family's processor writes it, by what the processor says of the picture."""
-    mark = {"gemma3": "<start_of_image>", "aya-vision": "<image>"}.get(name, "<P>")
-    model = load(name, {500: "<P>"}, PARTS.replace("PIC", mark))
+    mark = {"gemma3": "<start_of_image>", "aya-vision": "<image>", "llama4": "<|image|>"}.get(name, "<P>")
+    there = (MM / name).is_dir()
+    model = load(name if there else "internvl", {500: "<P>"}, PARTS.replace("PIC", mark))
+    if not there:
+        model.kv = {**model.kv, "pyggml.media.family": name}
     made: list[Any] = []
 
     class Seeing(gg.Model):
@@ -216,7 +240,8 @@ def test_bad_messages(golden: Any) -> None:
     model, f = qwen(), picture(golden, "qwen2-vl")
     for parts, error in (
         ([{"type": "image"}], "a part of type 'image' has no 'image'"),
-        ([{"type": "video", "video": 1}], "a part of a message is a text, an image or an audio"),
+        ([{"type": "video", "video": 1}], "video is not supported; its frames can be parts of type 'image'"),
+        ([{"type": "smell", "smell": 1}], "a part of a message is a text, an image or an audio"),
         (["What?"], "a part of a message is a text"),
     ):
         with pytest.raises(BatchError, match=error):

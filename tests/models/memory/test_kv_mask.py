@@ -44,6 +44,8 @@ def ints(values: list[int]) -> Ints:
         (True, 0, True, "standard"),
         (False, 0, True, "standard"),
         (True, 3, True, "standard"),
+        (True, 5, False, "prefix"),
+        (False, 5, False, "prefix"),
         (True, 4, False, "chunked"),
         (False, 5, False, "symmetric"),
     ],
@@ -94,3 +96,16 @@ def test_a_step_writes_only_the_new_cells() -> None:
         mask.memory[0, 31] = 9 if p == 0 else mask.memory[0, 31]
     assert mask.memory[0, 31] == 9  # the second and third step did not touch it
     assert mask.memory[0, [0, 3, 6]].tolist() == [0, 0, 0] and mask.memory[0, 1] == -np.inf
+
+
+@pytest.mark.parametrize(("swa_type", "reaches"), [("standard", False), ("prefix", True)])
+def test_a_group_and_a_window(swa_type: SwaType, reaches: bool) -> None:
+    """Tokens 0 to 5 see each other: within their window (Gemma 3), or beyond it (PaliGemma 2)."""
+    cells = KVCells(SIZE, N_SEQ)
+    pos, seq, group = ints([*range(8)]), ints([0] * 8), ints([0] * 6 + [-1] * 2)
+    slot = take(cells, pos, seq)
+    mask = KVMask(cells, np.full((ROWS, SIZE), 7, np.float32), True, 3, False, swa_type)
+    mask.write(pos, seq, slot, 8, group=group)
+    for p in range(8):
+        seen = {q for q in range(8) if p - 3 < q <= p or (max(p, q) < 6 and (reaches or q > p - 3))}
+        assert set(np.flatnonzero(mask.memory[p, :8] == 0).tolist()) == seen
