@@ -7,6 +7,7 @@ import atexit
 import importlib
 import json
 import os
+import pkgutil
 import resource
 import shutil
 import sys
@@ -120,8 +121,10 @@ def explore(args: argparse.Namespace) -> None:
     import atheris
 
     (name,) = args.names
-    with atheris.instrument_imports(include=["pyggml"]):
+    with atheris.instrument_imports(include=["pyggml", "jinja2"]):
         (h,) = load([name])
+        for module in h.covers:  # some are imported when they are first needed
+            _import_all(module)
     import numpy as np
 
     from .changes import change_bytes
@@ -140,10 +143,17 @@ def explore(args: argparse.Namespace) -> None:
             return h.change(rng, data)[:most]
         return atheris.Mutate(data, most) if rng.integers(4) else change_bytes(rng, data, h.words)[:most]
 
-    options = [f"-max_total_time={args.seconds}", f"-dict={words}", "-rss_limit_mb=4096", "-timeout=60", "-print_final_stats=1"]
-    options += [f"-artifact_prefix={args.work}/{name}-", f"-max_len={args.max_len}", "-detect_leaks=0", "-use_value_profile=0"]
+    options = [f"-max_total_time={args.seconds}", "-rss_limit_mb=4096", "-timeout=60", "-print_final_stats=1"]
+    options += [f"-artifact_prefix={args.work}/{name}-", f"-max_len={args.max_len}", "-detect_leaks=0"]
+    options += [f"-dict={words}"] if h.words else []
     atheris.Setup([sys.argv[0], *options, str(corpus)], watch, custom_mutator=change)
     atheris.Fuzz()
+
+
+def _import_all(name: str) -> None:
+    module = importlib.import_module(name)
+    for inside in pkgutil.iter_modules(getattr(module, "__path__", ()), f"{name}."):
+        _import_all(inside.name)
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from .harness import harness
 _WORD = re.compile(r"=[\w.+-]+")  # a value that needs no quotes
 _DOT = set(
     "digraph subgraph cgraph cluster_ cluster_scope cluster_split node leaf graph edge label tooltip shape style fillcolor "
-    "color fontname fontsize arrowsize penwidth newrank rankdir constraint peripheries weight".split()
+    "color fontname again fontsize arrowsize penwidth newrank rankdir constraint peripheries weight".split()
 )
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 

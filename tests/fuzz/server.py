@@ -54,12 +54,14 @@ def _requests() -> Iterable[bytes]:
     yield b"POST /v1/audio/transcriptions\ncontent-type: multipart/form-data; boundary=b\n\n" + form
 
 
+WORDS = " ".join([*_GET, *_POST, *_BOTH, "stream response_format tool_choice image_url data:image/png;base64, transfer-encoding:"])
+
+
 def _change(rng: Any, data: bytes) -> bytes:
     head, between, body = data.partition(b"\n\n")
-    return head + between + change_json(rng, body) if rng.integers(5) else change_bytes(rng, data, WORDS)
+    return head + between + change_json(rng, body) if rng.integers(5) else change_bytes(rng, data, tuple(WORDS.encode().split()))
 
 
-WORDS = tuple(path.encode() for path in (*_GET, *_POST, *_BOTH)) + (b"stream", b"response_format", b"tool_choice", b"image_url")
 
 
 @cache
@@ -99,7 +101,7 @@ async def _ask(scope: dict[str, Any], body: bytes) -> tuple[int, bytes]:
     return status, b"".join(parts)
 
 
-@harness("pyggml.serve", "pyggml.llm.openai", seeds=_requests, allowed=(), change=_change, seconds=10.0)
+@harness("pyggml.serve", "pyggml.llm.openai", seeds=_requests, allowed=(), words=WORDS, change=_change, seconds=10.0)
 def http(data: bytes) -> None:
     """A request: method and path, a header a line, an empty line, the body. Its answer is one that the client is to
     blame for, or none is."""
