@@ -19,6 +19,7 @@ from pathlib import Path
 
 CORPUS = Path(__file__).with_name("corpus")  # a .zip for each harness: what explore has found, made small
 MODULES = ("files", "texts", "numbers", "media", "drawings", "server")
+KEPT, SMALL = 24, 1200  # inputs of a harness that `keep` takes, and their size
 MEMORY = 1 << 29  # bytes that one input may add to what the process takes
 
 
@@ -29,6 +30,11 @@ def corpus_of(name: str) -> list[bytes]:
         return []
     with zipfile.ZipFile(path) as z:
         return [z.read(entry) for entry in z.namelist()]
+
+
+def found_by(work: Path, name: str) -> list[Path]:
+    """The inputs that `explore` has found, without its seeds."""
+    return sorted(path for path in (work / "corpus" / name).glob("*") if not path.name.startswith("seed-"))
 
 
 class Watch:
@@ -101,7 +107,7 @@ def replay(args: argparse.Namespace) -> None:
     failed = 0
     for h in load(args.names):
         watch, rng = Watch(h, args.work), np.random.default_rng(args.seed)
-        sound = [*h.seeds(), *corpus_of(h.name)]
+        sound = [*h.seeds(), *corpus_of(h.name), *(path.read_bytes() for path in found_by(args.work, h.name))]
         for data in sound:
             watch(data)
         begun = time.monotonic()
@@ -110,7 +116,9 @@ def replay(args: argparse.Namespace) -> None:
                 break
             data = sound[int(rng.integers(len(sound)))]
             watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
-        print(f"{h.name:14} {watch.n:7} inputs {time.monotonic() - begun:6.1f} s {len(watch.places)} faults", flush=True)
+        print(
+            f"{h.name:14} {watch.n:7} inputs {time.monotonic() - begun:6.1f} s {len(watch.places)} faults", flush=True
+        )
         failed += len(watch.places)
     if failed:
         sys.exit(f"{failed} faults: see {args.work}")
@@ -146,8 +154,21 @@ def explore(args: argparse.Namespace) -> None:
     options = [f"-max_total_time={args.seconds}", "-rss_limit_mb=4096", "-timeout=60", "-print_final_stats=1"]
     options += [f"-artifact_prefix={args.work}/{name}-", f"-max_len={args.max_len}", "-detect_leaks=0"]
     options += [f"-dict={words}"] if h.words else []
-    atheris.Setup([sys.argv[0], *options, str(corpus)], watch, custom_mutator=change)
+    atheris.Setup([sys.argv[0], *(args.rest or [*options, str(corpus)])], watch, custom_mutator=change)
     atheris.Fuzz()
+
+
+def keep(args: argparse.Namespace) -> None:
+    """Put some of what `explore` has found into the repository: small inputs, from the first to the last found."""
+    CORPUS.mkdir(exist_ok=True)
+    for h in load(args.names):
+        small = [data for path in found_by(args.work, h.name) if len(data := path.read_bytes()) <= SMALL]
+        chosen = {*corpus_of(h.name), *small[:: -(-len(small) // KEPT) or 1]}
+        if not chosen:
+            continue
+        with zipfile.ZipFile(CORPUS / f"{h.name}.zip", "w", zipfile.ZIP_DEFLATED) as z:
+            for data in sorted(chosen):
+                z.writestr(zipfile.ZipInfo(f"{zlib.crc32(data):08x}"), data, zipfile.ZIP_DEFLATED)
 
 
 def _import_all(name: str) -> None:
@@ -159,16 +180,19 @@ def _import_all(name: str) -> None:
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("what", choices=("replay", "explore"))
+    parser.add_argument("what", choices=("replay", "explore", "keep"))
     parser.add_argument("names", nargs="*", help="harnesses (replay: all when there are none)")
     parser.add_argument("--seconds", type=float, default=60, help="for each harness")
     parser.add_argument("--changes", type=int, default=500, help="of replay, for each harness")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-len", type=int, default=1 << 16)
     parser.add_argument("--work", type=Path, default=Path("fuzz-work"), help="folder for findings and new inputs")
+    parser.add_argument(
+        "--rest", nargs=argparse.REMAINDER, default=[], help="of explore: options of libFuzzer in the place of ours"
+    )
     args = parser.parse_args()
     args.seconds = int(args.seconds) if args.what == "explore" else args.seconds
-    {"replay": replay, "explore": explore}[args.what](args)
+    {"replay": replay, "explore": explore, "keep": keep}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,23 @@ from ..deep.mutate import layout_of, mutated
 _EDGES = [0, 1, 0x7F, 0x80, 0xFF, 0x0A, 0x20, 0x22, 0x5B, 0x7B]
 _ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 1.5, -0.0, 2**31, 2**53, 2**63, 10**12, 10**400, 1e308, -1e-308),
-    *("", "a", " ", "\0", "\ud800", "é", "x" * 300, "(a+)+$", [], [[]], [None], {}, {"type": "Sequence"}, [1, 2], ["a b"]),
+    *(
+        "",
+        "a",
+        " ",
+        "\0",
+        "\ud800",
+        "é",
+        "x" * 300,
+        "(a+)+$",
+        [],
+        [[]],
+        [None],
+        {},
+        {"type": "Sequence"},
+        [1, 2],
+        ["a b"],
+    ),
     *([["a", 1]], {"a": None}, {"id": 1}, {"String": 1}, {"$ref": "#"}, {"not": {}}, {"items": True}),
 ]
 
@@ -40,7 +56,9 @@ def change_bytes(rng: np.random.Generator, data: bytes, words: tuple[bytes, ...]
             d[at:at] = rng.bytes(n)
         elif what == 7 and at + 4 <= len(d):
             (old,) = struct.unpack_from("<I", d, at)
-            new = int(rng.choice([old + 1, old - 1, old * 2, 1 << 31, (1 << 32) - 1, len(d), 1 << int(rng.integers(32))]))
+            new = int(
+                rng.choice([old + 1, old - 1, old * 2, 1 << 31, (1 << 32) - 1, len(d), 1 << int(rng.integers(32))])
+            )
             struct.pack_into("<I", d, at, new % (1 << 32))
         elif what == 8 and not rng.integers(4):
             del d[at:]

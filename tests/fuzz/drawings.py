@@ -17,10 +17,11 @@ from pyggml.inspect.record import Run, record
 from .harness import harness
 
 _WORD = re.compile(r"=[\w.+-]+")  # a value that needs no quotes
-_DOT = set(
-    "digraph subgraph cgraph cluster_ cluster_scope cluster_split node leaf graph edge label tooltip shape style fillcolor "
-    "color fontname again fontsize arrowsize penwidth newrank rankdir constraint peripheries weight".split()
-)
+_DOT = {
+    *("digraph", "subgraph", "cgraph", "cluster_", "cluster_scope", "node", "leaf", "again", "graph", "edge", "label"),
+    *("tooltip", "shape", "style", "fillcolor", "color", "fontname", "fontsize", "arrowsize", "penwidth", "newrank"),
+    *("rankdir", "constraint", "peripheries", "weight"),
+}
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -44,13 +45,19 @@ def _graph(data: bytes) -> tuple[gg.Graph, dict[gg.Tensor, np.ndarray]]:
     return gg.Graph().build_forward_expand(nodes[-1]), {a: values, b: values}
 
 
-@harness("pyggml.inspect.dot", "pyggml.inspect.layers", "pyggml.inspect.picture", seeds=_names, words='" \\ < > { } | ; -> blk. -0 \\n <b>')
+@harness(
+    "pyggml.inspect.dot",
+    "pyggml.inspect.layers",
+    "pyggml.inspect.picture",
+    seeds=_names,
+    words='" \\ < > { } | ; -> blk. -0 \\n <b>',
+)
 def dot(data: bytes) -> None:
     """Names cannot end their strings, or the statement around them."""
     graph, _ = _graph(data)
     text = dump_dot(graph, fold=data[:1] == b"\1")
     outside = _WORD.sub("", _STRING.sub("", text)).replace("->", "")
-    assert not set(outside) & set("\"<>&|\\"), text
+    assert not set(outside) & set('"<>&|\\'), text
     assert set(re.findall(r"[a-z_]+", outside)) <= _DOT, text
 
 
@@ -60,7 +67,13 @@ def _run() -> Run:
     return record(graph, inputs, 1)
 
 
-@harness("pyggml.inspect.page", "pyggml.inspect.record", "pyggml.inspect.values", seeds=_names, words="</script> <!-- @@DATA@@ ]]> &lt; NaN \u2028")
+@harness(
+    "pyggml.inspect.page",
+    "pyggml.inspect.record",
+    "pyggml.inspect.values",
+    seeds=_names,
+    words="</script> <!-- @@DATA@@ ]]> &lt; NaN \u2028",
+)
 def html(data: bytes) -> None:
     """The data of a page are the JSON that was put in, and nothing else is a tag."""
     graph, inputs = _graph(data)
@@ -77,4 +90,3 @@ def html(data: bytes) -> None:
 def _tags() -> tuple[int, int]:
     text = page(_run(), "a")
     return len(re.findall("<script", text)), len(re.findall("</script", text))
-

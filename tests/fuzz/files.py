@@ -1,5 +1,7 @@
 """Files: models, what lies beside them, and what pyggml itself has saved."""
 
+# ruff: noqa: E501  (seeds are shown as they are)
+
 from __future__ import annotations
 
 import io
@@ -13,6 +15,7 @@ from typing import Any
 
 import gguf as gguf_package
 import numpy as np
+from pyggml.models.memory.state_file import MAGIC, digest
 
 import pyggml as gg
 from pyggml.errors import GGUFError, KVCacheFull, ModelError, StateError
@@ -32,7 +35,6 @@ from pyggml.llm.ggml_whisper import read_whisper
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.state.save_load import load_seq_bytes, load_state_bytes, seq_bytes, state_bytes
 from pyggml.llm.vocab import Vocab
-from pyggml.models.memory.state_file import MAGIC, digest
 
 from ..llm.adapters.make import halves, write_lora
 from .changes import change_gguf, change_json
@@ -59,7 +61,14 @@ def _headers() -> Iterable[bytes]:
         yield (folder() / "header.gguf").read_bytes()
 
 
-@harness("pyggml.gguf_io.read", "pyggml.native.vocab.strings", seeds=_headers, allowed=GGUFError, words=KEYS, change=change_gguf)
+@harness(
+    "pyggml.gguf_io.read",
+    "pyggml.native.vocab.strings",
+    seeds=_headers,
+    allowed=GGUFError,
+    words=KEYS,
+    change=change_gguf,
+)
 def gguf(data: bytes) -> None:
     file = open_gguf(put_file("x.gguf", data), use_mmap=len(data) % 2 == 0)
     for name, t in file.tensors.items():
@@ -120,7 +129,13 @@ def _indices() -> Iterable[bytes]:
     yield b'{"weight_map": {"a": "one.safetensors", "b.weight": "../up.safetensors", "c": "gone.safetensors"}}'
 
 
-@harness("pyggml.hf.safetensors", seeds=_indices, allowed=ModelError, words=".. / weight_map one.safetensors", change=change_json)
+@harness(
+    "pyggml.hf.safetensors",
+    seeds=_indices,
+    allowed=ModelError,
+    words=".. / weight_map one.safetensors",
+    change=change_json,
+)
 def index(data: bytes) -> None:
     """An index of shards, beside two of them."""
     at = folder() / "sharded"
@@ -159,10 +174,17 @@ BPE: dict[str, Any] = {
 }  # fmt: skip
 UNIGRAM = {
     "added_tokens": [],
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+    "normalizer": {
+        "type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}],
+    },
     "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True},
     "decoder": {"type": "Metaspace", "replacement": "\u2581"},
-    "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["\u2581", -1.0], ["a", -2.0], ["\u2581a", -1.5]]},
+    "model": {
+        "type": "Unigram",
+        "unk_id": 0,
+        "vocab": [["<unk>", 0.0], ["\u2581", -1.0], ["a", -2.0], ["\u2581a", -1.5]],
+    },
 }
 WORD_PIECE = {
     "added_tokens": [{"id": 0, "content": "[UNK]", "special": True}],
@@ -201,7 +223,12 @@ def config(data: bytes) -> None:
 def _checkpoint() -> Path:
     """The weights that `CONFIG` describes."""
     shapes = {"embed_tokens": (9, 8), "norm": (8,)}
-    inner = {"input_layernorm": (8,), "post_attention_layernorm": (8,), "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8)}
+    inner = {
+        "input_layernorm": (8,),
+        "post_attention_layernorm": (8,),
+        "self_attn.q_proj": (8, 8),
+        "self_attn.k_proj": (4, 8),
+    }
     inner |= {"self_attn.v_proj": (4, 8), "self_attn.o_proj": (8, 8), "mlp.gate_proj": (16, 8), "mlp.up_proj": (16, 8)}
     shapes |= {f"layers.0.{name}": shape for name, shape in inner.items()} | {"layers.0.mlp.down_proj": (8, 16)}
     head = header_of((f"model.{name}.weight", "F32", shape) for name, shape in shapes.items())
@@ -244,7 +271,14 @@ def tokenizer(data: bytes) -> None:
 
 
 def _pieces() -> Iterable[bytes]:
-    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("\u2581", -1.0, 1), ("a", -2.0, 1), ("\u2581a", -1.5, 1), ("b", -3.0, 4)]
+    pieces = [
+        ("<unk>", 0.0, 2),
+        ("<s>", 0.0, 3),
+        ("\u2581", -1.0, 1),
+        ("a", -2.0, 1),
+        ("\u2581a", -1.5, 1),
+        ("b", -3.0, 4),
+    ]
     for kind, charsmap in ((1, b""), (2, b"")):
         yield build(SentencePiece(pieces, kind, charsmap, roles={"unk": 0, "bos": 1}))
 
@@ -264,7 +298,13 @@ def _adapter() -> Iterable[bytes]:
         yield write_lora(folder() / "adapter.gguf", halves(small_model(), names, 2)).read_bytes()
 
 
-@harness("pyggml.llm.adapters.lora", "pyggml.llm.adapters.active", seeds=_adapter, change=change_gguf, words="lora_a lora_b adapter.lora.alpha")
+@harness(
+    "pyggml.llm.adapters.lora",
+    "pyggml.llm.adapters.active",
+    seeds=_adapter,
+    change=change_gguf,
+    words="lora_a lora_b adapter.lora.alpha",
+)
 def lora(data: bytes) -> None:
     """A LoRA in a GGUF file, which is put on a model."""
     found = load_lora_gguf(put_file("lora.gguf", data))
@@ -330,7 +370,13 @@ def _matrices() -> Iterable[bytes]:
     yield (folder() / "i.gguf").read_bytes()
 
 
-@harness("pyggml.llm.quantize.imatrix", seeds=_matrices, allowed=GGUFError, words="GGUF .in_sum2 .counts imatrix.datasets", change=change_gguf)
+@harness(
+    "pyggml.llm.quantize.imatrix",
+    seeds=_matrices,
+    allowed=GGUFError,
+    words="GGUF .in_sum2 .counts imatrix.datasets",
+    change=change_gguf,
+)
 def imatrix(data: bytes) -> None:
     for values in load_imatrix(put_file("i.dat", data)).values():
         assert np.isfinite(values).all() and values.nbytes <= 8 * len(data)
@@ -382,7 +428,9 @@ def _traces() -> Iterable[bytes]:
     yield out.getvalue()
 
 
-@harness("pyggml.inspect.trace", seeds=_traces, allowed=GGUFError, words="PK descr fortran_order manifest.json .npy <f4 |O")
+@harness(
+    "pyggml.inspect.trace", seeds=_traces, allowed=GGUFError, words="PK descr fortran_order manifest.json .npy <f4 |O"
+)
 def trace(data: bytes) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # zipfile's, of names that are there twice
@@ -410,7 +458,12 @@ def _whisper() -> Iterable[bytes]:
     yield data + struct.pack("<3i2i", 2, len(name), 0, 8, 4) + name + bytes(4 * 32)
 
 
-@harness("pyggml.llm.ggml_whisper", seeds=_whisper, allowed=(GGUFError, ModelError), words="encoder. decoder. blocks. attn.query.weight .bias")
+@harness(
+    "pyggml.llm.ggml_whisper",
+    seeds=_whisper,
+    allowed=(GGUFError, ModelError),
+    words="encoder. decoder. blocks. attn.query.weight .bias",
+)
 def whisper(data: bytes) -> None:
     """A file of whisper.cpp."""
     read_whisper(put_file("w.bin", data), vocab_only=len(data) % 4 == 0)

@@ -58,7 +58,13 @@ def _sounds() -> Iterable[bytes]:
         w.setframerate(11025)
         w.writeframes(bytes(range(90)))
     yield out.getvalue()
-    yield b"RIFF" + struct.pack("<I", 36) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, 16000, 64000, 4, 32) + b"data\xff\xff\xff\xff"
+    yield (
+        b"RIFF"
+        + struct.pack("<I", 36)
+        + b"WAVEfmt "
+        + struct.pack("<IHHIIHH", 16, 3, 1, 16000, 64000, 4, 32)
+        + b"data\xff\xff\xff\xff"
+    )
 
 
 @harness(

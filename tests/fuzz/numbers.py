@@ -43,7 +43,9 @@ def blocks(data: bytes) -> None:
         np.testing.assert_array_equal(x, out[0])
     np.testing.assert_array_equal(dequantize(raw, dtype), out[0][:size])
     if np.isfinite(out[0]).all() and n <= 8:
-        quantize(out[0][:size], dtype, np.abs(out[0][:size]) + 1 if data[0] & 128 and np.abs(out[0]).max() < 1e30 else None)
+        quantize(
+            out[0][:size], dtype, np.abs(out[0][:size]) + 1 if data[0] & 128 and np.abs(out[0]).max() < 1e30 else None
+        )
 
 
 @harness("pyggml.native.packing", seeds=_blocks, allowed=GGMLError)

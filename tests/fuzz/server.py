@@ -1,5 +1,7 @@
 """Requests: through the ASGI application in this process, and as bytes on a connection."""
 
+# ruff: noqa: E501  (seeds are shown as they are)
+
 from __future__ import annotations
 
 import asyncio
@@ -54,14 +56,18 @@ def _requests() -> Iterable[bytes]:
     yield b"POST /v1/audio/transcriptions\ncontent-type: multipart/form-data; boundary=b\n\n" + form
 
 
-WORDS = " ".join([*_GET, *_POST, *_BOTH, "stream response_format tool_choice image_url data:image/png;base64, transfer-encoding:"])
+WORDS = " ".join(
+    [*_GET, *_POST, *_BOTH, "stream response_format tool_choice image_url data:image/png;base64, transfer-encoding:"]
+)
 
 
 def _change(rng: Any, data: bytes) -> bytes:
     head, between, body = data.partition(b"\n\n")
-    return head + between + change_json(rng, body) if rng.integers(5) else change_bytes(rng, data, tuple(WORDS.encode().split()))
-
-
+    return (
+        head + between + change_json(rng, body)
+        if rng.integers(5)
+        else change_bytes(rng, data, tuple(WORDS.encode().split()))
+    )
 
 
 @cache
@@ -69,7 +75,14 @@ def _app() -> Starlette:
     (folder() / "slots").mkdir()
     return create_app(
         small_model(),
-        ServeOptions(n_ctx=64, n_parallel=2, metrics=True, props=True, slot_save_path=str(folder() / "slots"), context={"n_threads": 1}),
+        ServeOptions(
+            n_ctx=64,
+            n_parallel=2,
+            metrics=True,
+            props=True,
+            slot_save_path=str(folder() / "slots"),
+            context={"n_threads": 1},
+        ),
     )
 
 

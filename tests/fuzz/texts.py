@@ -1,5 +1,7 @@
 """Texts: vocabularies and what they cut, grammars, schemas, templates, and what a model says."""
 
+# ruff: noqa: E501  (seeds are shown as they are)
+
 from __future__ import annotations
 
 import json
@@ -19,11 +21,37 @@ from .changes import change_json
 from .harness import harness, small_model
 
 KINDS = ("llama", "gpt2", "bert", "t5", "rwkv", "plamo2", "gemma4", "whitespace", "hybriddna")
-PRE = ("default", "llama-bpe", "gpt-2", "deepseek-llm", "qwen2", "falcon", "command-r", "tekken", "gpt-4o", "kimi-k2", "smollm")
+PRE = (
+    "default",
+    "llama-bpe",
+    "gpt-2",
+    "deepseek-llm",
+    "qwen2",
+    "falcon",
+    "command-r",
+    "tekken",
+    "gpt-4o",
+    "kimi-k2",
+    "smollm",
+)
 
 
 def _vocabularies() -> Iterable[bytes]:
-    tokens = ["<unk>", "<s>", "</s>", "\u2581", "a", "\u2581a", "b", "ab", "##b", "\u0120", "\u0120a", "'a'", "b'\\xff'"]
+    tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "\u2581",
+        "a",
+        "\u2581a",
+        "b",
+        "ab",
+        "##b",
+        "\u0120",
+        "\u0120a",
+        "'a'",
+        "b'\\xff'",
+    ]
     for i in range(len(KINDS)):
         parts = [bytes([i, i, 0xFF, 0]), *(t.encode() for t in tokens)]
         yield b"\n".join(parts) + b"\n\na b ab <s> \xc3\xa9 abab\x00ba"
@@ -48,7 +76,10 @@ def vocab(data: bytes) -> None:
     kind, pre, has, seed, *more = (*first, 0, 0, 0, 0)[: max(4, len(first))]
     tokens = [line.decode("utf-8", "surrogateescape") for line in lines]
     n = len(tokens)
-    types = [6 if t.startswith("<0x") else 2 if t == "<unk>" else 3 if t.startswith("</") or t == "<s>" else 1 for t in tokens]
+    types = [
+        6 if t.startswith("<0x") else 2 if t == "<unk>" else 3 if t.startswith("</") or t == "<s>" else 1
+        for t in tokens
+    ]
     for i, byte in enumerate(more[:n]):
         types[i] = byte % 8
     merges = [f"{a} {b}" for a in tokens[:12] for b in tokens[:12] if a + b in tokens[:24]]
@@ -80,7 +111,7 @@ def vocab(data: bytes) -> None:
 
 def _grammars() -> Iterable[bytes]:
     yield b'root ::= item{1,3} ("," ws item)* | [^a-z\\x41]+\nitem ::= "a" | "\\u00e9"? | .\nws ::= [ \\t\\n]*  # space\n'
-    yield b"root ::= x y\nx ::= \"a\" x? | y\ny ::= [0-9]+ (\"-\" [0-9]+)? <s> !</s> <[3]>\n"
+    yield b'root ::= x y\nx ::= "a" x? | y\ny ::= [0-9]+ ("-" [0-9]+)? <s> !</s> <[3]>\n'
     yield b'start: a | "b"\na: /[a-z]+/ b?\nb: %json {"type": "integer"}\n'
     yield b'root ::= object\nvalue ::= object | "\\"" [^"]* "\\""\nobject ::= "{" (value ":" value ("," value)*)? "}"\n'
 
@@ -140,7 +171,10 @@ def _templates() -> Iterable[bytes]:
 )  # fmt: skip
 def template(data: bytes) -> None:
     """A chat template."""
-    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a <b> \u00e9", "n": [1, {"x": 2}]}]
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a <b> \u00e9", "n": [1, {"x": 2}]},
+    ]
     source = data.decode("utf-8", "replace")
     found = find_template(None, {"tokenizer.chat_template": source})
     text = found.render(messages, small_model().vocab, tools=[{"type": "function", "function": {"name": "f"}}])
