@@ -41,7 +41,8 @@ class Watch:
     """Runs inputs of a harness, and writes down in a folder what goes wrong: once for each place in the code."""
 
     def __init__(self, harness, findings: Path) -> None:
-        self.harness, self.findings, self.n = harness, findings / harness.name, 0
+        self.harness, self.findings = harness, findings / harness.name
+        self.n = self.n_taken = 0  # inputs; those that were no error
         self.places: set[str] = set()
         self.begun, self.stats = time.monotonic(), findings / f"{harness.name}.json"
         self._next = 0.0
@@ -51,6 +52,7 @@ class Watch:
         before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
         try:
             self.harness.run(data)
+            self.n_taken += 1
         except self.harness.allowed:
             pass
         except Exception as e:
@@ -110,6 +112,8 @@ def replay(args: argparse.Namespace) -> None:
         sound = [*h.seeds(), *corpus_of(h.name), *(path.read_bytes() for path in found_by(args.work, h.name))]
         for data in sound:
             watch(data)
+        if not watch.n_taken:
+            watch.note("every seed is refused: nothing is tested", b"", "")
         begun = time.monotonic()
         for _ in range(args.changes):
             if time.monotonic() - begun > args.seconds:
@@ -117,7 +121,7 @@ def replay(args: argparse.Namespace) -> None:
             data = sound[int(rng.integers(len(sound)))]
             watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
         print(
-            f"{h.name:14} {watch.n:7} inputs {time.monotonic() - begun:6.1f} s {len(watch.places)} faults", flush=True
+            f"{h.name:14} {watch.n:7} inputs, {watch.n_taken} taken, {time.monotonic() - begun:6.1f} s {len(watch.places)} faults", flush=True
         )
         failed += len(watch.places)
     if failed:
