@@ -120,9 +120,8 @@ def replay(args: argparse.Namespace) -> None:
                 break
             data = sound[int(rng.integers(len(sound)))]
             watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
-        print(
-            f"{h.name:14} {watch.n:7} inputs, {watch.n_taken} taken, {time.monotonic() - begun:6.1f} s {len(watch.places)} faults", flush=True
-        )
+        inputs = f"{watch.n:7} inputs, {watch.n_taken} taken"
+        print(f"{h.name:14} {inputs}, {time.monotonic() - begun:.1f} s, {len(watch.places)} faults", flush=True)
         failed += len(watch.places)
     if failed:
         sys.exit(f"{failed} faults: see {args.work}")

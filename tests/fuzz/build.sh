@@ -41,7 +41,7 @@ for part in "$here"/pyggml/*; do
   [[ $(basename "$part") == native ]] || ln -sfn "$part" "$out/pyggml/"
 done
 for part in "$here"/pyggml/native/*; do ln -sfn "$part" "$out/pyggml/native/"; done
-cp "$out"/build/_pggml*.so "$here/csrc/pg.h" "$out/pyggml/native/"
+cp --remove-destination "$out"/build/_pggml*.so "$here/csrc/pg.h" "$out/pyggml/native/"
 
 # `python -S` reads no .pth files: an editable install would come before this folder.
 packages=$(python -c 'import atheris; print(atheris.path())')
