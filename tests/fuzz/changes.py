@@ -69,7 +69,7 @@ def change_gguf(rng: np.random.Generator, data: bytes) -> bytes:
     """A GGUF file with counts, lengths, types, values, records or data changed."""
     try:
         return mutated(rng, data, layout_of(data))
-    except (struct.error, LookupError, ValueError):  # it has been changed too much for a walk
+    except (struct.error, LookupError, ValueError, ArithmeticError):  # it has been changed too much for a walk
         return change_bytes(rng, data)
 
 
