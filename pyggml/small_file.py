@@ -34,7 +34,10 @@ def read_small(path: Path, limit: int, error: type[GGMLError]) -> bytes:
     """
     try:
         with open_regular(path, error) as f:
-            data = f.read(limit + 1)
+            size = min(os.fstat(f.fileno()).st_size, limit)
+            data = f.read(size + 1)  # `read(limit + 1)` would allocate as many bytes, however small the file is
+            if len(data) > size:  # it has grown, or its size was not known
+                data += f.read(limit - size)
     except FileNotFoundError:
         raise
     except OSError as e:

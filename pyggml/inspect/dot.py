@@ -139,7 +139,7 @@ def _label(t: Tensor, facts: _Facts) -> str:
     if is_store(t):
         lines.append(f"in place: {t.root.name}")
     lines.append(f"{t.dtype.name} [{', '.join(map(str, t.ne))}]")
-    return _escape("\n".join([*lines, *facts.lines(t)])).replace("\n", "\\n")
+    return _escape("\n".join([*lines, *facts.lines(t)]))
 
 
 def _tooltip(t: Tensor) -> str:
@@ -150,7 +150,8 @@ def _tooltip(t: Tensor) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\")
+    """A text as the value of an attribute. Graphviz ends it at a NUL, and would read `<name>` as HTML."""
+    return graphviz.nohtml(text.replace("\\", "\\\\").replace("\n", "\\n").replace("\0", "\N{SYMBOL FOR NULL}"))
 
 
 def _fill(t: Tensor, facts: _Facts, outside: bool) -> str:
@@ -170,7 +171,7 @@ def _add(into: graphviz.Digraph, ident: str, t: Tensor, facts: _Facts, outside: 
 
 def _add_again(into: graphviz.Digraph, ident: str, t: Tensor, facts: _Facts, outside: bool) -> None:
     """Draw a tensor once more, beside others of its readers."""
-    text = _escape(f"{t.name}\n{t.dtype.name} [{', '.join(map(str, t.ne))}]").replace("\n", "\\n")
+    text = _escape(f"{t.name}\n{t.dtype.name} [{', '.join(map(str, t.ne))}]")
     style, fill = "rounded,filled,dotted", _fill(t, facts, outside)
     into.node(ident, text, shape="rect", style=style, fillcolor=fill, tooltip=f"{_tooltip(t)}, drawn again")
 
@@ -194,7 +195,7 @@ def _add_fold(into: graphviz.Digraph, ident: str, fold: Fold, members: Sequence[
     changes = Counter(text for t in members for text in facts.changes.get(t, ()) if not text.startswith("reads "))
     lines += [f"{text} x {n}" for text, n in changes.most_common(4)]
     fill = STATUS_COLOURS["changed"] if status else COLOURS["fold"]
-    label = _escape("\n".join(lines)).replace("\n", "\\n")
+    label = _escape("\n".join(lines))
     into.node(ident, label, shape="box3d", style="filled", fillcolor=fill, tooltip="layers that repeat", **more)
 
 
@@ -334,7 +335,7 @@ class _Drawing:
         for i, split in enumerate(self.facts.splits if self._several else ()):
             made[i] = graphviz.Digraph(f"cluster_split{i}")
             copies = ", ".join(t.name for t in split.inputs)
-            label = _escape(f"split {i} on {split.backend}") + (f"\\ncopies {_escape(copies)}" if copies else "")
+            label = _escape(f"split {i} on {split.backend}" + (f"\ncopies {copies}" if copies else ""))
             made[i].attr(label=label, color="#c05000", style="dashed", penwidth="2", fontname="Helvetica")
         return made
 
@@ -420,7 +421,7 @@ class _Drawing:
         for store, reader in read_later(self.graph):
             if store in self._inside and reader in self._inside:
                 folded = self.boxes[store] != self.ids[store] or self.boxes[reader] != self.ids[reader]
-                tooltip = f"stored in {_escape(store.root.name)}"
+                tooltip = _escape(f"stored in {store.root.name}")
                 draw(self.boxes[store], reader, folded, None, "dotted", tooltip=tooltip)
 
     def add_legend(self) -> None:

@@ -65,6 +65,8 @@ _WHOLE = {
     "decoder.ln.bias": "dec.output_norm.bias",
 }
 
+_TOKEN_BYTES = 256  # of a token (the longest known has 128): finding its merges takes time by the square of its length
+
 
 class WhisperFile(NamedTuple):
     """A file that was read: metadata and tensors of the decoder, and of the tower."""
@@ -170,6 +172,8 @@ def _tokens(f: _Bytes, n: Mapping[str, int]) -> dict[str, Any]:
     plain: list[bytes] = []
     for i in range(n_file):
         (size,) = f.ints(1, f"token {i}")
+        if size > _TOKEN_BYTES:
+            raise f.fail(f"token {i} has {size} bytes; up to {_TOKEN_BYTES} are read")
         plain.append(f.take(size, f"token {i}").tobytes())
     end = n_file if n["vocab"] < _ONE_LANGUAGE else 50256 + (n["vocab"] > _ONE_LANGUAGE)
     first_stamp = n["vocab"] - _N_STAMPS
@@ -246,11 +250,11 @@ def _name_of(theirs: str) -> str | None:
     """The name in a GGUF of a tensor of the file."""
     if theirs in _WHOLE:
         return _WHOLE[theirs]
-    side, blocks, *rest = theirs.split(".", 3)
-    if side not in _SIDES or blocks != "blocks" or len(rest) != 2 or not rest[0].isdecimal():
+    side, blocks, no, part = (*theirs.split(".", 3), "", "", "")[:4]
+    if side not in _SIDES or blocks != "blocks" or not (no.isascii() and no.isdecimal()):
         return None
-    role, _, suffix = rest[1].rpartition(".")
+    role, _, suffix = part.rpartition(".")
     begin, names = _SIDES[side]
     if role not in _ROLES or suffix not in ("weight", "bias"):
         return None
-    return f"{begin}.blk.{int(rest[0])}.{_ROLES[role].format(**names)}.{suffix}"
+    return f"{begin}.blk.{int(no)}.{_ROLES[role].format(**names)}.{suffix}"

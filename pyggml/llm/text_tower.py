@@ -21,6 +21,7 @@ from .tower import LoadedTower
 if TYPE_CHECKING:
     from .loaded import LoadedModel
 
+_LONGEST = 64  # bytes of the longest token of a vocabulary, and more
 _ENDINGS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 
@@ -96,7 +97,7 @@ def tokenize(self: LoadedModel, text: str, add_special: bool = True, parse_speci
     if words is None:
         raise ModelError(f"{self.path}: has no tokenizer that is known: give lists of token ids instead of texts")
     most: int = cast("Any", tower.hparams).n_pos - 2 * add_special
-    ids = words.ids(text)[:most]
+    ids = words.ids(text, most)
     return [words.first, *ids, words.last] if add_special else ids
 
 
@@ -138,14 +139,17 @@ class ClipWords:
                 raise ModelError(f"{folder / name}: no tokenizer of CLIP ({type(e).__name__}: {e})") from None
         return None
 
-    def ids(self, text: str) -> list[int]:
-        """The token ids of a text. What the vocabulary lacks becomes the token of the end, as in the library."""
+    def ids(self, text: str, most: int) -> list[int]:
+        """The first `most` token ids of a text. What the vocabulary lacks becomes the token of the end, as in the
+        library. No more of a text is looked at than is needed: the time of merging is the square of a word's length."""
         found: list[int] = []
         for word in words_of(unicodedata.normalize("NFC", text).lower()):
+            if len(found) >= most:
+                break
             parts = [self._signs[b] for b in word.encode("utf-8")]
             parts[-1] += "</w>"
-            found += [self.vocab.get(part, self.last) for part in self._merged(parts)]
-        return found
+            found += [self.vocab.get(part, self.last) for part in self._merged(parts[: _LONGEST * most])]
+        return found[:most]
 
     def _merged(self, parts: list[str]) -> list[str]:
         """Merge the pair that comes first in the order, again and again."""

@@ -213,14 +213,14 @@ class _WithKey:
 
 async def _on_error(request: Request, e: Exception) -> Response:
     assert isinstance(e, HTTPError)
-    if "/v1/messages" in request.url.path:
+    if "/v1/messages" in request.scope["path"]:
         return anthropic.error_response(e)
     return error_response(e)
 
 
 async def _on_route(request: Request, e: Exception) -> Response:
     assert isinstance(e, HTTPException)
-    prefix, path = request.app.state.prefix, request.url.path
+    prefix, path = request.app.state.prefix, request.scope["path"]  # `url` fails when its query is no UTF-8
     if e.status_code in (404, 405):  # the page's files are looked for at all paths that are no endpoint's
         known = path in {prefix + p for p in (*_GET, *_POST)}
         code, said = (405, f"{path} has no {request.method}") if known else (404, "File Not Found")

@@ -194,6 +194,18 @@ def test_a_drawing_of_another_graph_of_the_same_names(model: Model) -> None:
     assert " us, " in text and "mean" in text and "on cpu" not in text  # it lies elsewhere
 
 
+@pytest.mark.parametrize("name", ["<b>/x", "<b>", 'a"b\\', "x\0y", "\\N\n\\l", "<i>/<b>/]; }"])
+def test_names_are_texts_and_nothing_else(name: str) -> None:
+    """A name in angle brackets is no HTML (as `<b>/x` was, the name of a scope), and none ends its label."""
+    a = gg.Context().new_tensor(gg.F32, 4, name)
+    text = gg.dump_dot(gg.Graph().build_forward_expand(gg.neg(a).set_name(name)))
+    outside = re.sub(r'"(\\.|[^"\\])*"', "", text).replace("->", "")
+    assert not set(outside) & set('"<>\\\0') and outside.count("{") == outside.count("}")
+    assert "\0" not in text
+    if shutil.which("dot"):
+        parsed(text)
+
+
 def test_borders_of_splits() -> None:
     with gg.Context() as ctx:
         x = ctx.new_tensor(gg.F32, 8, "x").set_input()

@@ -110,6 +110,8 @@ def test_damaged_files(tmp_path: Path) -> None:
             load_model(path)
     for tensors, says in (
         ({**TENSORS, "encoder.other": TENSORS["decoder.ln.bias"]}, "not known"),
+        ({**TENSORS, "other": TENSORS["decoder.ln.bias"]}, "not known"),  # has no parts
+        ({**TENSORS, "encoder.blocks.\u0662.mlp_ln.bias": TENSORS["decoder.ln.bias"]}, "not known"),
         ({k: v for k, v in TENSORS.items() if k != "encoder.conv1.weight"}, "conv1d"),
         ({**TENSORS, "decoder.ln.weight": np.zeros(3, np.float32)}, "output_norm"),
     ):
@@ -121,4 +123,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         load_model(path, ram="1GiB")
     path.write_bytes(file_of(TOKENS[:-1], TENSORS, N_VOCAB + 300))
     with pytest.raises(GGUFError, match="no places"):
+        load_model(path)
+    path.write_bytes(file_of([*TOKENS[:-1], b"ab" * 1000], TENSORS))  # merges would take time by the square of that
+    with pytest.raises(GGUFError, match="has 2000 bytes; up to 256 are read"):
         load_model(path)

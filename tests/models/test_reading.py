@@ -161,7 +161,8 @@ def test_words_of_clip(in_one: bool, tmp_path: Path) -> None:
     assert ClipWords.of_folder(tmp_path) is None
     write_tokenizer(tmp_path, in_one)
     words = ClipWords.of_folder(tmp_path)
-    assert words is not None and {text: words.ids(text) for text in TEXTS} == TEXTS
+    assert words is not None and {text: words.ids(text, 75) for text in TEXTS} == TEXTS
+    assert words.ids("ab" * 200_000, 5) == words.ids("ab" * 300, 5)  # the end of a long word is not looked at
     (tmp_path / ("tokenizer.json" if in_one else "vocab.json")).write_text('{"model": {"vocab": {}, "merges": []}}')
     with pytest.raises(ModelError, match=r"no token '<.startoftext.>'"):
         ClipWords.of_folder(tmp_path)

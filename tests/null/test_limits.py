@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from pyggml import limits
 from pyggml.errors import ModelError
-from pyggml.small_file import parse_json, read_json
+from pyggml.small_file import parse_json, read_json, read_small
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 
@@ -33,6 +34,11 @@ def test_a_json_file_is_read_within_its_limit(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
     assert read_json(path, ModelError) == {"a": 1}
+    tracemalloc.start()  # what is allocated follows from the file, not from the limit
+    read_json(path, ModelError)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert len(read_small(Path("/proc/self/status"), 1 << 20, ModelError)) > 100  # a regular file of unknown size
     monkeypatch.setattr(limits, "JSON_BYTES", 7)
     with pytest.raises(ModelError, match="larger than 7 bytes"):
         read_json(path, ModelError)

@@ -105,6 +105,22 @@ def test_methods_and_long_bodies(client: TestClient, monkeypatch: pytest.MonkeyP
     assert error["code"] == 413
 
 
+@pytest.mark.parametrize("path", ["/", COMPLETION, "/v1/messages"])
+def test_a_query_that_is_no_utf8(client: TestClient, path: str) -> None:
+    """Other servers of ASGI than ours hand on any bytes."""
+    scope = {"type": "http", "method": "PUT", "path": path, "raw_path": path.encode(), "query_string": b"a=\xe6"}
+    sent = list[dict[str, Any]]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    asyncio.run(client.app({**scope, "headers": [], "root_path": ""}, receive, send))  # pyright: ignore
+    assert sent[0]["status"] in (404, 405)
+
+
 def test_a_long_prompt_tells_both_lengths(client: TestClient) -> None:
     error = client.post(COMPLETION, json={"prompt": [1] * 600}).json()["error"]
     assert (error["type"], error["n_prompt_tokens"], error["n_ctx"]) == ("exceed_context_size_error", 600, 512)

@@ -48,17 +48,18 @@ typedef struct side {
 
 // n_blocks blocks of n elements, a multiple of 16, and their weights (NULL: ones).
 PG_INLINE void put_side(side *s, const float *x, const float *weights, int n, int n_blocks) {
+  float *const lanes[2] = {(float *)s->x, (float *)s->w};
   for (int j = 0; j < (weights ? 2 : 1); j++) {
     const float *from = j ? weights : x;
-    float *to = j ? s->w[0] : s->x[0];
+    float *to = lanes[j];
     for (int l = 0; l < n_blocks / 4 * 4; l += 4) pg_rows_to_lanes(to + l, SIDE, from + l * n, n, n);
     for (int l = n_blocks / 4 * 4; l < SIDE; l++)
       for (int i = 0; i < n; i++) to[i * SIDE + l] = from[PG_MIN(l, n_blocks - 1) * n + i];
   }
   for (int i = 0; i < n * SIDE; i += VF_N) {
-    float *to = s->x[0] + i;
+    float *to = lanes[0] + i;
     vf_store(to, clamps(vf_load(to), -FARTHEST, FARTHEST));
-    if (!weights) vf_store(s->w[0] + i, vf_set1(1));
+    if (!weights) vf_store(lanes[1] + i, vf_set1(1));
   }
 }
 
