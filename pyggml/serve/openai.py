@@ -64,7 +64,9 @@ async def completions(request: Request) -> Response:
         for i, (g, text) in enumerate(zip(generations, texts, strict=True))
     ]
     if body.stream:
-        return service.stream(answering, _completion_events(service, body, answering, answers))
+        return service.stream(
+            answering, _completion_events(service, body, answering, answers), ping=body.sse_ping_interval
+        )
     return Json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
 
 
@@ -118,7 +120,7 @@ async def chat_completions(request: Request) -> Response:
     body = await service.read(request, ChatBody.model_validate)
     answering, answers = await begin_chat(service, body)
     if body.stream:
-        return service.stream(answering, _chat_events(service, body, answering, answers))
+        return service.stream(answering, _chat_events(service, body, answering, answers), ping=body.sse_ping_interval)
     return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
@@ -127,6 +129,18 @@ async def apply_template(request: Request) -> Response:
     service = service_of(request)
     body = await service.read(request, ChatBody.model_validate)
     return Json({"prompt": (await service.prepared(lambda: chat_of(service, body))).text})
+
+
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: how many tokens a chat has."""
+    service = service_of(request)
+    return Json(await counted(service, await service.read(request, ChatBody.model_validate)))
+
+
+async def counted(service: Service, body: ChatBody) -> dict[str, Any]:
+    """The number of tokens of a chat, in the shape of OpenAI's count."""
+    n = len(await service.prepared(lambda: chat_of(service, body).ids))
+    return {"object": "response.input_tokens", "input_tokens": n}
 
 
 def chat_of(service: Service, body: ChatBody) -> Chat:
@@ -186,7 +200,7 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
         processors = partial(_processors, service, body, chat, params)
         return _Begun(
-            chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=chat.media)
+            chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=[chat.media])
         )
 
     begun = await service.prepared(make)

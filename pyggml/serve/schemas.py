@@ -92,7 +92,8 @@ class TextBody(Sampled):
     n_discard: int | None = None
     lora: list[Any] | None = None
     min_keep: int | None = None
-    post_sampling_probs: bool | None = None
+    n_indent: int | None = None
+    sse_ping_interval: int | None = None
     max_completion_tokens: int | None = None
 
 
@@ -101,6 +102,7 @@ class NativeBody(TextBody):
 
     prompt: Any = None
     n_probs: int | None = None
+    post_sampling_probs: bool | None = None
     n_cmpl: int | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
@@ -176,10 +178,11 @@ class RerankBody(Body):
 
     model: str | None = None
     query: str | None = None
-    documents: list[str] | None = None
+    documents: list[str | dict[str, Any]] | None = None
     texts: list[str] | None = None
     top_n: int | None = None
     return_text: bool | None = None
+    return_documents: bool | None = None
 
 
 class EditBody(Body):

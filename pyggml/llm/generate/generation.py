@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -311,6 +312,20 @@ class Generation:
             best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :].tolist()
             top = tuple((i, logprobs.item(i)) for i in sorted(best, key=lambda i: (-logprobs.item(i), i)))
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
+
+
+class AfterSamplers(Generation):
+    """A generation whose tokens have the log-probabilities that the samplers leave them, not the model's own. `top` has
+    only tokens that could be chosen, so it may have fewer than `n_probs`."""
+
+    def _sample(self, logits: Floats) -> int:
+        token, ids, probs = self.chain.sample_and_probs(logits)
+        self._left = {int(i): math.log(p) for i, p in zip(ids, probs, strict=True) if p > 0}
+        return token
+
+    def _record(self, piece: str, token: int, logits: Floats) -> Token:
+        best = sorted(self._left.items(), key=lambda x: (-x[1], x[0]))[: self.n_probs or 0]
+        return Token(piece, token, self._left.get(token, -math.inf), tuple(best), self.finish_reason)
 
 
 class RunOptions(TextOptions, total=False):
