@@ -52,7 +52,7 @@ async def embedding(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """POST /rerank, /v1/rerank; /v2/rerank for Cohere's clients. With `texts` in the place of `documents` the answer has
+    """POST /rerank, /v1/rerank; /v2/rerank for Cohere's clients. With `texts` instead of `documents` the answer has
     TEI's shape."""
     service = service_of(request)
     body = await service.read(request, RerankBody.model_validate)

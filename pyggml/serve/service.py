@@ -34,6 +34,7 @@ from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.types import Floats
 
+from .budget import ram_of_texts, slot_tokens
 from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
 from .http import EventStream, event, json_object, until_gone
@@ -42,7 +43,6 @@ from .schemas import Adapter, TextBody, sampling
 
 T = TypeVar("T")
 FINGERPRINT = f"pyggml-{__version__}"
-_N_CTX = 4096  # cells of a slot when nobody says how many
 
 
 class Service:
@@ -52,6 +52,7 @@ class Service:
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
     has_template  whether the model, or an option, has it; chatml otherwise
+    snapshots  of texts that slots have no room for
     loras     the adapters, with the scales for requests that have none of their own
     """
 
@@ -64,22 +65,16 @@ class Service:
         self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
         applied = not options.lora_init_without_apply
         self.loras = tuple((lora, scale if applied else 0.0) for lora, scale in model.loras)
-        self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
+        self.n_slot = slot_tokens(model, options)
         ctx = self._context()
-        snapshots = None if ctx is None else Snapshots(ctx, options.cache_ram << 20, options.ctx_checkpoints)
+        snapshots = None if ctx is None else Snapshots(ctx, ram_of_texts(model, options), options.ctx_checkpoints)
         if options.mtp:
             _ = model.heads  # raises when there are none
         self._drafts = None if ctx is None or options.model_draft is None else self._draft_pool(ctx)
         if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
+        self.snapshots = snapshots
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
-
-    def _n_slot(self) -> int:
-        o, trained = self.options, self.model.hparams.n_ctx_train
-        n = o.n_ctx // o.n_parallel if o.n_ctx else min(trained, _N_CTX)
-        if n < 2:
-            raise ModelError(f"n_ctx = {o.n_ctx}: {o.n_parallel} slots have no room in it")
-        return n
 
     def _context(self) -> LlamaContext | None:
         if not self.n_slot:

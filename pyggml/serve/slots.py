@@ -20,6 +20,7 @@ from pyggml.llm.media_prompt import media_token
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
+from .budget import weights_bytes
 from .errors import HTTPError, of_generation, of_request
 from .http import Json, json_body, json_object
 from .native import settings
@@ -98,6 +99,18 @@ async def metrics(request: Request) -> Response:
         ),
         ("requests_processing", "gauge", "Number of requests processing.", n_busy),
         ("requests_deferred", "gauge", "Number of requests deferred.", thread.n_waiting),
+    ]
+    kv = 0 if thread.ctx is None else thread.ctx.memory.nbytes
+    held = 0 if service.snapshots is None else service.snapshots.nbytes
+    rows += [
+        ("memory_weights_bytes", "gauge", "Memory of weights.", weights_bytes(service.model)),
+        (
+            "memory_kv_bytes",
+            "gauge",
+            "Memory of K and V of all slots.",
+            kv,
+        ),
+        ("memory_cache_bytes", "gauge", "Memory of texts that slots have no room for.", held),
     ]
     lines = [
         f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value:.9g}\n"
