@@ -10,8 +10,9 @@ _INSTEAD = {
         --op-offload --no-op-offload --no-host -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn
         --n-cpu-ffn -bs --backend-sampling --mmproj-offload --no-mmproj-offload --spec-draft-ngl -ngld
         --gpu-layers-draft --n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-override-tensor
-        -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-n-cpu-moe
-        --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
+        -otd --override-tensor-draft -mmdev --mmproj-device --spec-draft-cpu-moe -cmoed --cpu-moe-draft
+        --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
+        --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
     "nothing is downloaded: fetch the model first, and name its file or folder by -m": """
         -hf -hfr --hf-repo -hff --hf-file -hft --hf-token -mu --model-url -dr --docker-repo --offline -cl --cache-list
         --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec
@@ -48,9 +49,10 @@ _INSTEAD = {
     "pyggml has no such sampler": "--adaptive-target --adaptive-decay",
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
     "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
-        --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
-        --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
-        --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+        --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve
+        --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+    "`pyggml serve` has --reasoning-budget (0: none), and a chat may have a reasoning_effort": """
+        -rea --reasoning --reasoning-effort""",
     "-v shows what is loaded and computed, and --log-file writes it to a file": """
         --log-verbose -lv --verbosity --log-verbosity --log-disable --log-jsonl --no-log-jsonl --log-prompts-dir
         --log-colors --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps""",

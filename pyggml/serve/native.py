@@ -16,12 +16,12 @@ from pyggml.llm.openai.request import piece
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.samplers.params import OPTIONS
 
-from .engine_thread import Answering
+from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import Json, event
 from .media import with_marks
 from .schemas import NativeBody
-from .service import Service, service_of, timings
+from .service import Service, progress, service_of, timings
 
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
 Prompts = Sequence[tuple[Sequence[int], PlacedMedia | None]]  # tokens, and what they are of pictures and sounds
@@ -96,7 +96,7 @@ async def _answered(
         ids, media = zip(*prompts(service, body), strict=True)
         return service.generations(body, ids, params, n_probs, kind, 1 if n is None else n, media=media)
 
-    answering = await service.begun(begin)
+    answering = await service.begun(body, begin)
     answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:
         return service.stream(answering, _events(answering, answers), ping=body.sse_ping_interval)
@@ -113,6 +113,9 @@ async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:
 async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIterator[bytes]:
     async for i, token in answering:
         answer = answers[i]
+        if is_progress(token):
+            yield event(answer.progress())
+            continue
         answer.take(token)
         if (part := answer.part(token)) is not None:
             yield event(part)
@@ -156,6 +159,12 @@ class _Answer:
             shown["completion_probabilities"] = self._probs
         self._text, self._tokens, self._probs = "", [], []
         return shown
+
+    def progress(self) -> dict[str, Any]:
+        """How much of the prompt is evaluated."""
+        g = self._g
+        none = {"index": self._index, "content": "", "tokens": [], "stop": False, "id_slot": g.seq}
+        return {**none, "tokens_predicted": 0, "tokens_evaluated": g.n_prompt, "prompt_progress": progress(g)}
 
     def last(self) -> dict[str, Any]:
         """The whole answer, or the end of a stream."""

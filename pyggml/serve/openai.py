@@ -18,12 +18,12 @@ from pyggml.llm.openai.request import new_id
 from pyggml.llm.openai.text import CompletionAnswer, kind_of
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 
-from .engine_thread import Answering
+from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import DONE, Json, event
 from .media import with_media
 from .schemas import ChatBody, CompletionBody, TextBody
-from .service import FINGERPRINT, Service, service_of, timings
+from .service import FINGERPRINT, Service, progress, service_of, timings
 
 
 async def models(request: Request) -> Response:
@@ -56,7 +56,7 @@ async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service = service_of(request)
     body = await service.read(request, CompletionBody.model_validate)
-    answering = await service.begun(lambda: _completions(service, body))
+    answering = await service.begun(body, lambda: _completions(service, body))
     id, echo, generations = new_id("cmpl"), bool(body.echo), answering.generations
     texts = _texts(body.prompt, generations)
     answers = [
@@ -104,6 +104,8 @@ async def _completion_events(
 ) -> AsyncIterator[bytes]:
     last: Any = None
     async for i, token in answering:
+        if is_progress(token):
+            continue
         for part in answers[i].parts(token):
             last = part
             yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
@@ -178,7 +180,8 @@ def _processors(service: Service, body: ChatBody, chat: Chat, params: TextParams
     n, (begin, mark) = _budget(service, body), chat.form.reasoning
     if n < 0 or not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
         return ()
-    end = service.options.reasoning_budget_message + mark
+    said = body.reasoning_budget_message
+    end = (service.options.reasoning_budget_message if said is None else said) + mark
     return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end),)
 
 
@@ -206,7 +209,7 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
     begun = await service.prepared(make)
     id = new_id("chatcmpl")
     answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
-    return service.thread.submit(begun.generations), answers
+    return service.submit(body, begun.generations), answers
 
 
 async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
@@ -224,6 +227,9 @@ async def _chat_events(
         last = answer.role()
         yield event({**last, "system_fingerprint": FINGERPRINT})
     async for i, token in answering:
+        if is_progress(token):
+            shown = {**answers[i].role(), "prompt_progress": progress(answering.generations[i])}
+            yield event({**shown, "system_fingerprint": FINGERPRINT})
         for part in answers[i].parts(token):
             yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
     async for end in _ends(service, body, answering, last):

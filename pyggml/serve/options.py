@@ -118,7 +118,7 @@ class ServeOptions:
     api_key_file: str | None = _option(None, "--api-key-file", "... one in each line of a file.")
     api_prefix: str = _option("", "--api-prefix", "Path before all others, as /v2.")
     path: str | None = _option(None, "--path", "Folder of static files in the place of the page.")
-    ui: bool = _option(True, "--ui/--no-ui", "Serve the page.")
+    ui: bool = _option(True, "--ui/--no-ui --webui/--no-webui", "Serve the page.")
     cors_origins: str = _option(
         "*", "--cors-origins", "Pages of these origins may call, separated by commas; localhost: those of this machine."
     )

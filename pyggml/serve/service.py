@@ -39,7 +39,7 @@ from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
 from .http import EventStream, event, json_object, until_gone
 from .options import ServeOptions
-from .schemas import Adapter, TextBody, sampling
+from .schemas import Adapter, TextBody, refuse, sampling
 
 T = TypeVar("T")
 FINGERPRINT = f"pyggml-{__version__}"
@@ -122,7 +122,10 @@ class Service:
         """The body of a request, read by a schema."""
         given = await json_object(request, self.options.timeout)
         try:
-            return kind(given)
+            body = kind(given)
+            if isinstance(body, TextBody):
+                refuse(body)
+            return body
         except Exception as e:
             raise of_request(e) from e
 
@@ -134,9 +137,13 @@ class Service:
         except Exception as e:
             raise of_request(e) from e
 
-    async def begun(self, make: Callable[[], Sequence[Generation]]) -> Answering:
-        """The generations that `make` prepares, handed to the engine."""
-        return self.thread.submit(await self.prepared(make))
+    async def begun(self, body: TextBody, make: Callable[[], Sequence[Generation]]) -> Answering:
+        """The generations that `make` prepares for a request, handed to the engine."""
+        return self.submit(body, await self.prepared(make))
+
+    def submit(self, body: TextBody, generations: Sequence[Generation]) -> Answering:
+        """Hand the generations of a request to the engine."""
+        return self.thread.submit(generations, bool(body.stream and body.return_progress))
 
     def params(self, body: TextBody) -> TextParams:
         """How a request wants its text. Raises SamplerError for values out of range."""
@@ -283,6 +290,12 @@ class Service:
 def service_of(request: Request) -> Service:
     """The service that a request came to."""
     return request.app.state.service
+
+
+def progress(g: Generation) -> dict[str, Any]:
+    """How much of a prompt is evaluated, by llama-server's names."""
+    ms = (time.perf_counter() - g.began) * 1e3
+    return {"total": len(g.prompt), "cache": g.n_past, "processed": g.n_done, "time_ms": ms}
 
 
 def timings(g: Generation) -> dict[str, Any]:

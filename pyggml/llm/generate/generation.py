@@ -103,6 +103,7 @@ class Generation:
     media: PlacedMedia | None = None  # what the prompt has of pictures and sounds
     loras: Sequence[Scaled] | None = None  # adapters of its own; None: those of the context
     wants_seq: int | None = None  # the sequence that it must have; None: any
+    began: float = field(default=0.0, init=False)  # `perf_counter` when its prompt's turn came
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -175,7 +176,7 @@ class Generation:
     def steps(self) -> Steps:
         """What is to be evaluated, and the tokens that are chosen, in turn; an engine sends the logits."""
         timings = self.timings
-        start = perf_counter()
+        self.began = start = perf_counter()
         logits = yield from self._prefill()
         timings.n_prompt = len(self.source) + len(self.prompt) - self.n_past
         timings.prompt = perf_counter() - start
