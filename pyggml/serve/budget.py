@@ -6,6 +6,8 @@ neither takes.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pyggml.errors import ModelError
 from pyggml.llm.context import cache_bytes
 from pyggml.llm.model import Model
@@ -30,7 +32,8 @@ def slot_tokens(model: Model, options: ServeOptions) -> int:
 def kv_bytes(model: Model, options: ServeOptions) -> int:
     """Bytes for K and V (or states) of all slots. The model may be one of `vocab_only`."""
     n = slot_tokens(model, options) * options.n_parallel
-    return cache_bytes(model, n, **{**options.context, "n_seq_max": options.n_parallel}) if n else 0
+    context: dict[str, Any] = {**options.context, "n_seq_max": options.n_parallel}
+    return cache_bytes(model, n, **context) if n else 0
 
 
 def weights_bytes(model: Model) -> int:

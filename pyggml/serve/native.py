@@ -163,7 +163,7 @@ class _Answer:
     def progress(self) -> dict[str, Any]:
         """How much of the prompt is evaluated."""
         g = self._g
-        none = {"index": self._index, "content": "", "tokens": [], "stop": False, "id_slot": g.seq}
+        none: dict[str, Any] = {"index": self._index, "content": "", "tokens": [], "stop": False, "id_slot": g.seq}
         return {**none, "tokens_predicted": 0, "tokens_evaluated": g.n_prompt, "prompt_progress": progress(g)}
 
     def last(self) -> dict[str, Any]:

@@ -92,23 +92,21 @@ REFUSED: Mapping[str, Any] = {
 # Members that llama-server has and that change no answer: hints to its cache and its GPU, what its own /apply-template
 # says to its own /completion, and what it does not read itself. (They are ignored as unknown members are.)
 HINTS = {
-    *(
-        "adaptive_decay",
-        "backend_sampling",
-        "chat_format",
-        "chat_parser",
-        "generation_prompt",
-        "grammar_triggers",
-        "message_delimiters",
-        "metadata",
-        "n_cache_reuse",
-        "preserved_tokens",
-        "reasoning_budget_end_tag",
-        "reasoning_budget_end_tags",
-        "reasoning_budget_start_tag",
-        "t_max_prompt_ms",
-        "verbose",
-    ),
+    "adaptive_decay",
+    "backend_sampling",
+    "chat_format",
+    "chat_parser",
+    "generation_prompt",
+    "grammar_triggers",
+    "message_delimiters",
+    "metadata",
+    "n_cache_reuse",
+    "preserved_tokens",
+    "reasoning_budget_end_tag",
+    "reasoning_budget_end_tags",
+    "reasoning_budget_start_tag",
+    "t_max_prompt_ms",
+    "verbose",
 }
 
 

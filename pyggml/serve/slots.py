@@ -104,12 +104,7 @@ async def metrics(request: Request) -> Response:
     held = 0 if service.snapshots is None else service.snapshots.nbytes
     rows += [
         ("memory_weights_bytes", "gauge", "Memory of weights.", weights_bytes(service.model)),
-        (
-            "memory_kv_bytes",
-            "gauge",
-            "Memory of K and V of all slots.",
-            kv,
-        ),
+        ("memory_kv_bytes", "gauge", "Memory of K and V of all slots.", kv),
         ("memory_cache_bytes", "gauge", "Memory of texts that slots have no room for.", held),
     ]
     lines = [

@@ -320,13 +320,15 @@ class AfterSamplers(Generation):
     only tokens that could be chosen, so it may have fewer than `n_probs`."""
 
     def _sample(self, logits: Floats) -> int:
-        token, ids, probs = self.chain.sample_and_probs(logits)
-        self._left = {int(i): math.log(p) for i, p in zip(ids, probs, strict=True) if p > 0}
+        token, self._left, self._probs = self.chain.sample_and_probs(logits)
         return token
 
     def _record(self, piece: str, token: int, logits: Floats) -> Token:
-        best = sorted(self._left.items(), key=lambda x: (-x[1], x[0]))[: self.n_probs or 0]
-        return Token(piece, token, self._left.get(token, -math.inf), tuple(best), self.finish_reason)
+        ids, probs = self._left, self._probs
+        own = math.log(probs[ids == token].item())
+        rows = np.argsort(-probs, kind="stable")[: self.n_probs or 0].tolist()
+        top = tuple((ids.item(i), math.log(probs.item(i))) for i in rows if probs.item(i) > 0)
+        return Token(piece, token, own, top, self.finish_reason)
 
 
 class RunOptions(TextOptions, total=False):
