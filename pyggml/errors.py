@@ -129,7 +129,7 @@ def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) ->
 def one_of(what: str, value: object, known: Iterable[str], error: type[GGMLError]) -> None:
     """Raise `error`, with all that is known and the likest of it, when `value` is not one of the known texts."""
     names = [*known]
-    if value not in names:
+    if not isinstance(value, str) or value not in names:  # an array would compare its elements
         like = nearest(value, names, 1) if isinstance(value, str) else []
         meant = f" (is {like[0]!r} meant?)" if like else ""
         raise error(f"{what} must be one of {', '.join(names)}, not {value!r:.40}{meant}")

@@ -10,8 +10,9 @@ _INSTEAD = {
         --op-offload --no-op-offload --no-host -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn
         --n-cpu-ffn -bs --backend-sampling --mmproj-offload --no-mmproj-offload --spec-draft-ngl -ngld
         --gpu-layers-draft --n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-override-tensor
-        -otd --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-n-cpu-moe
-        --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
+        -otd --override-tensor-draft -mmdev --mmproj-device --spec-draft-cpu-moe -cmoed --cpu-moe-draft
+        --spec-draft-n-cpu-moe --spec-draft-ncmoe -ncmoed --n-cpu-moe-draft
+        --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
     "-m takes USER/REPO:PART, where PART is a part of the file's name": "-hff --hf-file",
     "a token is in HF_TOKEN, or in the file of `hf auth login`": "-hft --hf-token",
     "-m takes a URL": "-mu --model-url",
@@ -51,9 +52,10 @@ _INSTEAD = {
     "pyggml has no such sampler": "--adaptive-target --adaptive-decay",
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
     "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
-        --reasoning-format -rea --reasoning --reasoning-effort --reasoning-budget
-        --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve --skip-chat-parsing
-        --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+        --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve
+        --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+    "`pyggml serve` has --reasoning-budget (0: none), and a chat may have a reasoning_effort": """
+        -rea --reasoning --reasoning-effort""",
     "-v shows what is loaded and computed, and --log-file writes it to a file": """
         --log-verbose -lv --verbosity --log-verbosity --log-disable --log-jsonl --no-log-jsonl --log-prompts-dir
         --log-colors --log-prefix --no-log-prefix --log-timestamps --no-log-timestamps""",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 import click
 
 from pyggml.errors import ModelError
-from pyggml.llm.model import Model
+from pyggml.llm.model import Model, load_model
 from pyggml.llm.samplers import TextParams
 from pyggml.serve.options import ListenOptions, ServeOptions, flags
 
@@ -47,11 +47,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: llama-server's endpoints, OpenAI's and Anthropic's. Options for sampling count where a
     request says nothing else."""
+    from pyggml.serve.budget import ram_of_weights
     from pyggml.serve.run import run as run_server
 
     with usage(ModelError):
         defaults = TextParams(**sampling, n_predict=n_predict, stop=tuple(stop or ()))
-        options = ServeOptions(**served, defaults=defaults, context=run.context())
+        options = ServeOptions(**served, ram=run.ram, defaults=defaults, context=run.context())
     if options.models_dir is not None and run.model is not None:
         raise click.UsageError("-m serves one model, --models-dir those of a folder: give one of the two")
 
@@ -59,7 +60,11 @@ def serve(
         raise click.UsageError("--mmproj belongs to one model, not to those of --models-dir")
 
     def load(path: str | None) -> Model:
-        m = (run if path is None else replace(run, model=path)).load(mmproj)
+        at = run if path is None else replace(run, model=path)
+        if at.ram is not None:
+            with load_model(at.model, vocab_only=True, kv_overrides=at.kv_overrides()) as known:
+                at = replace(at, ram=str(ram_of_weights(known, options)))
+        m = at.load(mmproj)
         adapters.apply(m)
         return m
 

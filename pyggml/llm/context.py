@@ -510,6 +510,23 @@ class LlamaContext(Closeable):
         return f"LlamaContext of {self.model.path}, n_ctx {self.n_ctx}"
 
 
+def cache_bytes(
+    model: LoadedModel,
+    n_ctx: int,
+    n_batch: int = 2048,
+    n_seq_max: int = 1,
+    type_k: DType = DType.F16,
+    type_v: DType = DType.F16,
+    flash_attn: bool = False,
+    **others: Any,
+) -> int:
+    """Bytes that the K/V cache of a context with these options takes; `others` do not change it. The model may be
+    loaded with `vocab_only`. Raises ModelError for options that do not fit the model."""
+    cache = CacheOptions(n_seq_max=n_seq_max, type_k=type_k, type_v=type_v, flash_attn=flash_attn, held=model.stage)
+    with no_scope():
+        return model.architecture.new_memory(model.hparams, n_ctx, n_batch=n_batch, **cache).nbytes
+
+
 # -- where the K/V cache lies -----------------------------------------------------------------------------------------
 
 _in_files: WeakSet[LlamaContext] = WeakSet()

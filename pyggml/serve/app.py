@@ -50,6 +50,10 @@ _POST: dict[str, Endpoint] = {
     "/v1/completions": openai.completions,
     "/chat/completions": openai.chat_completions,
     "/v1/chat/completions": openai.chat_completions,
+    "/chat/completions/input_tokens": openai.input_tokens,
+    "/v1/chat/completions/input_tokens": openai.input_tokens,
+    "/v1/responses/input_tokens": responses.input_tokens,
+    "/responses/input_tokens": responses.input_tokens,
     "/v1/responses": responses.responses,
     "/responses": responses.responses,
     "/v1/messages": anthropic.messages,
@@ -61,13 +65,26 @@ _POST: dict[str, Endpoint] = {
     "/reranking": embeddings.rerank,
     "/v1/rerank": embeddings.rerank,
     "/v1/reranking": embeddings.rerank,
+    "/v2/rerank": embeddings.rerank,
     "/v1/activations": activations.activations,
     "/v1/inside": inside.inside,
     "/v1/audio/transcriptions": speech.transcriptions,
+    "/audio/transcriptions": speech.transcriptions,
     "/v1/audio/translations": speech.translations,
     "/slots/{id}": slots.slot_action,
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
+_REFUSED = {  # llama-server's paths that are not served here: the methods, and why
+    "/v1/chat/completions/control": (["POST"], "answers are not changed while they are written (no reasoning_control)"),
+    "/v1/stream": (["GET", "DELETE"], "a stream belongs to its connection"),
+    "/v1/streams/lookup": (["POST"], "a stream belongs to its connection"),
+    "/cors-proxy": (["GET", "POST"], "this server fetches nothing for pages"),
+    "/tools": (["GET", "POST"], "this server runs no tools: those of a request go to the client"),
+    "/models": (["POST", "DELETE"], "nothing is downloaded or deleted: models are files of --models-dir"),
+    "/models/sse": (["GET"], "GET /models says which models are loaded"),
+    "/models/load": (["POST"], "there is one model; --models-dir serves those of a folder"),
+    "/models/unload": (["POST"], "there is one model; --models-dir serves those of a folder"),
+}
 _PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need no key
 
 
@@ -137,6 +154,8 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         batches = Batches(options.batches_dir, inner, options.n_parallel, options.timeout)
         routes += batches.routes()
         lifespan = _both(lifespan, batches)
+    for path, (methods, why) in _REFUSED.items():
+        routes.append(Route(path, _refuser(why), methods=methods))
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
@@ -146,6 +165,13 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
     if inner is not None:
         inner.state = app.state
     return app
+
+
+def _refuser(why: str) -> Endpoint:
+    async def refuse(request: Request) -> Response:
+        raise HTTPError(501, f"{request.method} {request.url.path}: {why}")
+
+    return refuse
 
 
 def _both(outer: Lifespan[Starlette] | None, batches: Batches) -> Lifespan[Starlette]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from pyggml import limits
 from pyggml.llm.embed import embed_tokens, rank_pairs
+from pyggml.llm.openai.request import new_id
 from pyggml.types import Floats
 
 from .errors import HTTPError, of_request, too_long
@@ -51,10 +52,11 @@ async def embedding(request: Request) -> Response:
 
 
 async def rerank(request: Request) -> Response:
-    """POST /rerank, /v1/rerank. With `texts` in the place of `documents` the answer has TEI's shape."""
+    """POST /rerank, /v1/rerank; /v2/rerank for Cohere's clients. With `texts` instead of `documents` the answer has
+    TEI's shape."""
     service = service_of(request)
     body = await service.read(request, RerankBody.model_validate)
-    documents = body.documents if body.texts is None else body.texts
+    documents = [_text_of(d) for d in body.documents or ()] if body.texts is None else body.texts
     if not body.query:
         raise HTTPError(400, '"query" must be provided')
     if not documents:
@@ -65,13 +67,25 @@ async def rerank(request: Request) -> Response:
     n = sum(map(len, ids))
     key = "relevance_score" if body.texts is None else "score"
     found: list[dict[str, Any]] = [{"index": i, key: float(row[0])} for i, row in enumerate(rows)]
+    if body.texts is None and body.return_documents:
+        found = [{**x, "document": {"text": documents[x["index"]]}} for x in found]
     if body.texts is not None and body.return_text:
         found = [{**x, "text": documents[x["index"]]} for x in found]
     found = sorted(found, key=lambda x: -x[key])[: max(body.top_n, 0) if body.top_n is not None else None]
     if body.texts is not None:
         return Json(found)
     usage = {"prompt_tokens": n, "total_tokens": n}
-    return Json({"model": service.name, "object": "list", "usage": usage, "results": found})
+    units = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+    about = {"id": new_id("rerank"), "model": service.name, "object": "list", "meta": units}
+    return Json({**about, "usage": usage, "results": found})
+
+
+def _text_of(document: str | dict[str, Any]) -> str:
+    """A document, as Jina and Cohere have it: text, or an object with a text."""
+    text = document if isinstance(document, str) else document.get("text")
+    if not isinstance(text, str):
+        raise HTTPError(400, '"documents": a document is text, or an object with a text')
+    return text
 
 
 def _pooling(service: Service) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,13 @@ from pyggml.llm.generate.snapshots import Snapshots
 from .errors import HTTPError, of_generation
 
 T = TypeVar("T")
+_PROGRESS = Token("", -1)  # comes when a part of a prompt has been evaluated, if a request asks for that
 _Item = tuple[int, "Token | HTTPError | None"]  # of which generation; None: it has ended
+
+
+def is_progress(token: Token) -> bool:
+    """Whether this is no token, but says that a part of the prompt has been evaluated."""
+    return token is _PROGRESS
 
 
 class Answering:
@@ -61,6 +68,10 @@ class Answering:
         """Called by the thread: hand items over to the event loop."""
         with suppress(RuntimeError):  # the loop is closed: nobody listens
             self._loop.call_soon_threadsafe(self._put, items)
+
+    def put_progress(self, i: int, n_done: int, n: int) -> None:
+        """Called by the thread: a part of prompt `i` is evaluated."""
+        self.put([(i, _PROGRESS)])
 
     def _put(self, items: Sequence[_Item]) -> None:
         for item in items:
@@ -135,12 +146,15 @@ class EngineThread:
         """How many texts wait for a slot."""
         return max(self._n_open - self.n_slots, 0)
 
-    def submit(self, generations: Sequence[Generation]) -> Answering:
-        """Begin generations as soon as there is room. Raises HTTPError (503) when too many wait already."""
+    def submit(self, generations: Sequence[Generation], shows_progress: bool = False) -> Answering:
+        """Begin generations as soon as there is room. With `shows_progress` a token that `is_progress` comes after each
+        part of a prompt. Raises HTTPError (503) when too many wait already."""
         with self._lock:
             self.check_room(len(generations))
             self._n_open += len(generations)
             answering = Answering(generations, self)
+            for i, g in enumerate(generations if shows_progress else ()):
+                g.progress = partial(answering.put_progress, i)
             self._order(lambda: self._begin(answering))
         return answering
 

@@ -7,14 +7,15 @@ import binascii
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, unquote_to_bytes
 
 from pyggml import limits
-from pyggml.llm.media_prompt import media_token
+from pyggml.llm.generate.media_chat import MARKER, read_marks
+from pyggml.llm.media_prompt import PlacedMedia, media_token
 
 from .errors import HTTPError
 from .service import Service
@@ -31,6 +32,29 @@ def with_media(service: Service, messages: Any) -> Any:
     if not isinstance(messages, list):
         return messages
     return [_message(service, m, i) for i, m in enumerate(cast("list[Any]", messages))]
+
+
+def with_marks(service: Service, given: Mapping[str, Any]) -> tuple[Sequence[int], PlacedMedia]:
+    """The tokens of {"prompt_string": text, "multimodal_data": [base64]}, and what they are; the text has
+    `MARKER` for each picture or sound. Raises HTTPError for data that is no base64 and another number of markers,
+    ModelError for a model that does not see or hear."""
+    text, data = given.get("prompt_string"), given["multimodal_data"]
+    if not isinstance(text, str) or not isinstance(data, list):
+        raise HTTPError(400, "a prompt is {prompt_string: text, multimodal_data: [base64 of pictures and sounds]}")
+    files = [_base64(x, "multimodal_data") for x in cast("list[Any]", data)]
+    things = [("audio" if _is_sound(f) else "image", f) for f in files]
+    if text.count(MARKER) != len(things):
+        n = text.count(MARKER)
+        raise HTTPError(400, f"prompt_string has {n} markers {MARKER} for {len(things)} pictures and sounds")
+    prompt = read_marks(service.model, text, things)
+    return prompt.ids, prompt.placed(service.model)
+
+
+def _is_sound(data: bytes) -> bool:
+    """Whether a file begins as wav, flac, ogg or mp3 do."""
+    mpeg = data[:1] == b"\xff" and data[1:2] >= b"\xe0"
+    wav = data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+    return mpeg or wav or data.startswith((b"fLaC", b"OggS", b"ID3"))
 
 
 def _message(service: Service, message: Any, i: int) -> Any:

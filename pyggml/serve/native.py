@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from math import exp
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyggml.llm.generate.engine import Token
-from pyggml.llm.generate.generation import Generation
+from pyggml.llm.generate.generation import AfterSamplers, Generation
+from pyggml.llm.media_prompt import PlacedMedia
 from pyggml.llm.openai.request import piece
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.samplers.params import OPTIONS
 
-from .engine_thread import Answering
+from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import Json, event
+from .media import with_marks
 from .schemas import NativeBody
-from .service import Service, service_of, timings
+from .service import Service, progress, service_of, timings
 
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
+Prompts = Sequence[tuple[Sequence[int], PlacedMedia | None]]  # tokens, and what they are of pictures and sounds
 
 
 async def completion(request: Request) -> Response:
@@ -35,13 +39,24 @@ async def infill(request: Request) -> Response:
     return await _answered(request, service, await service.read(request, NativeBody.model_validate), _infill_prompt)
 
 
-def _prompts(service: Service, body: NativeBody) -> list[list[int]]:
+def _prompts(service: Service, body: NativeBody) -> Prompts:
     if body.prompt is None:
         raise HTTPError(400, '"prompt" must be provided')
-    return service.prompts(body.prompt)
+    given: Any = body.prompt
+    items = cast("list[Any]", given) if isinstance(given, list) else [given]
+    if not any(map(_has_media, items)):
+        return [(ids, None) for ids in service.prompts(given)]
+    found: list[tuple[Sequence[int], PlacedMedia | None]] = []
+    for item in items:
+        found += [with_marks(service, item)] if _has_media(item) else [(i, None) for i in service.prompts(item)]
+    return found
 
 
-def _infill_prompt(service: Service, body: NativeBody) -> list[list[int]]:
+def _has_media(item: Any) -> bool:
+    return isinstance(item, dict) and bool(cast("dict[str, Any]", item).get("multimodal_data"))
+
+
+def _infill_prompt(service: Service, body: NativeBody) -> Prompts:
     """The prompt of a text between two others, with other files before it. What is too long is cut: the prefix at its
     beginning, the suffix at its end, other files first."""
     if body.input_prefix is None or body.input_suffix is None:
@@ -66,19 +81,25 @@ def _infill_prompt(service: Service, body: NativeBody) -> list[list[int]]:
     room = service.n_slot - len(ids) - max(body.given.get("n_predict", 0), 1)
     n_before = len(vocab.before)
     extra = extra[-room:] if 0 < room < len(extra) else extra if room > 0 else []
-    return [[*ids[:n_before], *extra, *ids[n_before:]]]
+    return [([*ids[:n_before], *extra, *ids[n_before:]], None)]
 
 
-async def _answered(request: Request, service: Service, body: NativeBody, prompts: Any) -> Response:
+async def _answered(
+    request: Request, service: Service, body: NativeBody, prompts: Callable[[Service, NativeBody], Prompts]
+) -> Response:
     params = await service.prepared(lambda: service.params(body))
     n_probs = body.n_probs if body.n_probs else None
     n = body.n if body.n_cmpl is None else body.n_cmpl
-    answering = await service.begun(
-        lambda: service.generations(body, prompts(service, body), params, n_probs, n=1 if n is None else n)
-    )
+    kind = AfterSamplers if body.post_sampling_probs and n_probs is not None else Generation
+
+    def begin() -> list[Generation]:
+        ids, media = zip(*prompts(service, body), strict=True)
+        return service.generations(body, ids, params, n_probs, kind, 1 if n is None else n, media=media)
+
+    answering = await service.begun(body, begin)
     answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:
-        return service.stream(answering, _events(answering, answers))
+        return service.stream(answering, _events(answering, answers), ping=body.sse_ping_interval)
     return Json(await service.answered(request, answering, _whole(answering, answers)))
 
 
@@ -92,6 +113,9 @@ async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:
 async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIterator[bytes]:
     async for i, token in answering:
         answer = answers[i]
+        if is_progress(token):
+            yield event(answer.progress())
+            continue
         answer.take(token)
         if (part := answer.part(token)) is not None:
             yield event(part)
@@ -113,7 +137,8 @@ class _Answer:
             self._tokens.append(token.id)
             if token.logprob is not None:
                 own = self._probability(token.id, token.logprob)
-                self._probs.append({**own, "top_logprobs": [self._probability(i, x) for i, x in token.top]})
+                top = "top_probs" if self._body.post_sampling_probs else "top_logprobs"
+                self._probs.append({**own, top: [self._probability(i, x) for i, x in token.top]})
 
     def part(self, token: Token) -> dict[str, Any] | None:
         """What can be shown now; None when a character is not whole yet."""
@@ -135,10 +160,17 @@ class _Answer:
         self._text, self._tokens, self._probs = "", [], []
         return shown
 
+    def progress(self) -> dict[str, Any]:
+        """How much of the prompt is evaluated."""
+        g = self._g
+        none: dict[str, Any] = {"index": self._index, "content": "", "tokens": [], "stop": False, "id_slot": g.seq}
+        return {**none, "tokens_predicted": 0, "tokens_evaluated": g.n_prompt, "prompt_progress": progress(g)}
+
     def last(self) -> dict[str, Any]:
         """The whole answer, or the end of a stream."""
         g, service, body = self._g, self._service, self._body
         text = service.model.detokenize(g.ids)
+        by_criteria = g.finish_reason == "stop" and not g.stop_string  # a time, or an indentation
         shown: dict[str, Any] = {
             "index": self._index,
             "content": self._text,
@@ -152,7 +184,7 @@ class _Answer:
             "prompt": service.model.detokenize(g.source or g.prompt, unparse_special=True),
             "has_new_line": "\n" in text,
             "truncated": g.long is not None and g.long.n_dropped > 0,
-            "stop_type": _STOP_TYPES[g.finish_reason],
+            "stop_type": "limit" if by_criteria else _STOP_TYPES[g.finish_reason],
             "stopping_word": g.stop_string,
             "tokens_cached": g.n_done,
             "timings": timings(g),
@@ -163,7 +195,8 @@ class _Answer:
 
     def _probability(self, token: int, logprob: float) -> dict[str, Any]:
         data = piece(self._service.model, token)
-        return {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": logprob}
+        shown = {"id": token, "token": data.decode("utf-8", "replace"), "bytes": list(data)}
+        return shown | ({"prob": exp(logprob)} if self._body.post_sampling_probs else {"logprob": logprob})
 
 
 def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from pyggml.llm.openai.request import new_id
 from pyggml.llm.openai.text import CompletionAnswer, kind_of
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 
-from .engine_thread import Answering
+from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import DONE, Json, event
 from .media import with_media
 from .schemas import ChatBody, CompletionBody, TextBody
-from .service import FINGERPRINT, Service, service_of, timings
+from .service import FINGERPRINT, Service, progress, service_of, timings
 
 
 async def models(request: Request) -> Response:
@@ -56,7 +56,7 @@ async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service = service_of(request)
     body = await service.read(request, CompletionBody.model_validate)
-    answering = await service.begun(lambda: _completions(service, body))
+    answering = await service.begun(body, lambda: _completions(service, body))
     id, echo, generations = new_id("cmpl"), bool(body.echo), answering.generations
     texts = _texts(body.prompt, generations)
     answers = [
@@ -64,7 +64,9 @@ async def completions(request: Request) -> Response:
         for i, (g, text) in enumerate(zip(generations, texts, strict=True))
     ]
     if body.stream:
-        return service.stream(answering, _completion_events(service, body, answering, answers))
+        return service.stream(
+            answering, _completion_events(service, body, answering, answers), ping=body.sse_ping_interval
+        )
     return Json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
 
 
@@ -102,6 +104,8 @@ async def _completion_events(
 ) -> AsyncIterator[bytes]:
     last: Any = None
     async for i, token in answering:
+        if is_progress(token):
+            continue
         for part in answers[i].parts(token):
             last = part
             yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
@@ -118,7 +122,7 @@ async def chat_completions(request: Request) -> Response:
     body = await service.read(request, ChatBody.model_validate)
     answering, answers = await begin_chat(service, body)
     if body.stream:
-        return service.stream(answering, _chat_events(service, body, answering, answers))
+        return service.stream(answering, _chat_events(service, body, answering, answers), ping=body.sse_ping_interval)
     return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
@@ -127,6 +131,18 @@ async def apply_template(request: Request) -> Response:
     service = service_of(request)
     body = await service.read(request, ChatBody.model_validate)
     return Json({"prompt": (await service.prepared(lambda: chat_of(service, body))).text})
+
+
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/chat/completions/input_tokens: how many tokens a chat has."""
+    service = service_of(request)
+    return Json(await counted(service, await service.read(request, ChatBody.model_validate)))
+
+
+async def counted(service: Service, body: ChatBody) -> dict[str, Any]:
+    """The number of tokens of a chat, in the shape of OpenAI's count."""
+    n = len(await service.prepared(lambda: chat_of(service, body).ids))
+    return {"object": "response.input_tokens", "input_tokens": n}
 
 
 def chat_of(service: Service, body: ChatBody) -> Chat:
@@ -164,7 +180,8 @@ def _processors(service: Service, body: ChatBody, chat: Chat, params: TextParams
     n, (begin, mark) = _budget(service, body), chat.form.reasoning
     if n < 0 or not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
         return ()
-    end = service.options.reasoning_budget_message + mark
+    said = body.reasoning_budget_message
+    end = (service.options.reasoning_budget_message if said is None else said) + mark
     return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end),)
 
 
@@ -186,13 +203,13 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
         processors = partial(_processors, service, body, chat, params)
         return _Begun(
-            chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=chat.media)
+            chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=[chat.media])
         )
 
     begun = await service.prepared(make)
     id = new_id("chatcmpl")
     answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
-    return service.thread.submit(begun.generations), answers
+    return service.submit(body, begun.generations), answers
 
 
 async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
@@ -210,6 +227,9 @@ async def _chat_events(
         last = answer.role()
         yield event({**last, "system_fingerprint": FINGERPRINT})
     async for i, token in answering:
+        if is_progress(token):
+            shown = {**answers[i].role(), "prompt_progress": progress(answering.generations[i])}
+            yield event({**shown, "system_fingerprint": FINGERPRINT})
         for part in answers[i].parts(token):
             yield event({**part, "system_fingerprint": FINGERPRINT, **_times(body, part, answering.generations[i])})
     async for end in _ends(service, body, answering, last):

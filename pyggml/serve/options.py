@@ -17,6 +17,7 @@ from pyggml.errors import ModelError, one_of, whole
 from pyggml.llm.openai.formats import REASONING_FORMATS
 from pyggml.llm.samplers import TextParams
 from pyggml.small_file import read_text
+from pyggml.stream.sizes import memory_size
 
 T = TypeVar("T")
 POOLINGS = ("none", "mean", "cls", "last", "rank")
@@ -39,6 +40,7 @@ def _option(default: T, flags: str, help: str, min: float | None = None, shown: 
 class ServeOptions:
     """What a server offers, and to whom. Raises ModelError for values that make no sense.
 
+    ram       bytes, or "2GiB", for weights, K and V, and texts that are kept (`serve/budget.py`); None: no limit
     defaults  how texts are sampled when a request does not say otherwise
     context   further arguments of the context (`ContextOptions`)
     """
@@ -116,7 +118,7 @@ class ServeOptions:
     api_key_file: str | None = _option(None, "--api-key-file", "... one in each line of a file.")
     api_prefix: str = _option("", "--api-prefix", "Path before all others, as /v2.")
     path: str | None = _option(None, "--path", "Folder of static files in the place of the page.")
-    ui: bool = _option(True, "--ui/--no-ui", "Serve the page.")
+    ui: bool = _option(True, "--ui/--no-ui --webui/--no-webui", "Serve the page.")
     cors_origins: str = _option(
         "*", "--cors-origins", "Pages of these origins may call, separated by commas; localhost: those of this machine."
     )
@@ -124,6 +126,7 @@ class ServeOptions:
     cors_headers: str = _option("*", "--cors-headers", "... and these headers.")
     timeout: int = _option(3600, "-to --timeout", "Seconds that a client may take to send, or to take, a part.", 1)
     sse_ping_interval: int = _option(30, "--sse-ping-interval", "Seconds between signs of life of a stream; -1: none.")
+    ram: int | str | None = None
     defaults: TextParams = field(default_factory=lambda: TextParams(n_predict=-1))
     context: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -146,6 +149,8 @@ class ServeOptions:
             folder: str | None = getattr(self, name)
             if folder is not None and not Path(folder).is_dir():
                 raise ModelError(f"{name}: there is no folder {folder!r:.80}")
+        if self.ram is not None:
+            memory_size(self.ram)
         _ = self.keys, self.template_variables
 
     @property

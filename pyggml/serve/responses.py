@@ -14,7 +14,7 @@ from pyggml.llm.openai.request import new_id, now
 from .engine_thread import Answering
 from .errors import HTTPError
 from .http import Json, event
-from .openai import begin_chat, whole_chat
+from .openai import begin_chat, counted, whole_chat
 from .schemas import ChatBody, Sampled
 from .service import Service, service_of
 
@@ -47,6 +47,13 @@ async def responses(request: Request) -> Response:
     whole = await service.answered(request, answering, whole_chat(service, answering, [answer]))
     message = whole["choices"][0]["message"]
     return Json(shown.json(_Items().all(message), whole["choices"][0]["finish_reason"]))
+
+
+async def input_tokens(request: Request) -> Response:
+    """POST /v1/responses/input_tokens."""
+    service = service_of(request)
+    body = await service.read(request, ResponsesBody.model_validate)
+    return Json(await counted(service, _chat(body)))
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------
@@ -87,7 +94,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], i: int) -> Non
     """Put an item of the input behind the messages. Calls that follow one another are of one message."""
     match item.get("type", "message"):
         case "message":
-            messages.append(_said(str(item.get("role")), item.get("content")))
+            messages.append(_said(str(item.get("role")), _content(item.get("content"), i)))
         case "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
             call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -96,11 +103,36 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], i: int) -> Non
             else:
                 messages.append({**_said("assistant", ""), "tool_calls": [call]})
         case "function_call_output":
-            messages.append({**_said("tool", item.get("output")), "tool_call_id": item.get("call_id")})
+            output = _content(item.get("output"), i)
+            messages.append({**_said("tool", output), "tool_call_id": item.get("call_id")})
         case "reasoning":
             pass
         case kind:
             raise HTTPError(400, f"input[{i}]: an item of type {kind!r:.60} is not supported")
+
+
+def _content(given: Any, i: int) -> Any:
+    """The content of an item as that of a chat's message: text, or parts."""
+    if not isinstance(given, list):
+        return given
+    parts: list[dict[str, Any]] = []
+    for part in cast("list[Any]", given):
+        match part:
+            case {"type": "input_text" | "output_text" | "text", "text": str() as text}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "refusal", "refusal": str() as text}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "input_image", "image_url": str() as url}:
+                parts.append({"type": "image_url", "image_url": {"url": url}})
+            case {"type": "input_image"}:
+                raise HTTPError(400, f"input[{i}]: an input_image has an image_url; files are not stored here")
+            case {"type": "input_audio", "input_audio": sound}:
+                parts.append({"type": "input_audio", "input_audio": sound})
+            case {"type": kind}:
+                raise HTTPError(400, f"input[{i}]: a part of type {kind!r:.60} is refused")
+            case _:
+                raise HTTPError(400, f"input[{i}]: content is text, or a list of parts with their types")
+    return parts
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from pyggml.llm.samplers import TextOptions, TextParams, our_names, with_options
 from pyggml.llm.samplers.params import OPTIONS
 from pyggml.llm.vocab import Vocab
 
+from .errors import HTTPError
+
 _RANDOM = 0xFFFFFFFF  # llama.cpp's seed that stands for another seed each time
 _OTHER_TYPES: dict[str, Any] = {  # options that JSON has in more forms than Python
     "logit_bias": Mapping[str, Any] | Sequence[Sequence[Any]],
@@ -78,6 +80,43 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
     return found
 
 
+# Members that llama-server has and this server refuses, unless they have these values, which change nothing.
+REFUSED: Mapping[str, Any] = {
+    "adaptive_target": -1,
+    "grammar_lazy": False,
+    "parse_tool_calls": True,
+    "continue_final_message": False,
+    "add_generation_prompt": True,
+    "reasoning_control": False,
+}
+# Members that llama-server has and that change no answer: hints to its cache and its GPU, what its own /apply-template
+# says to its own /completion, and what it does not read itself. (They are ignored as unknown members are.)
+HINTS = {
+    "adaptive_decay",
+    "backend_sampling",
+    "chat_format",
+    "chat_parser",
+    "generation_prompt",
+    "grammar_triggers",
+    "message_delimiters",
+    "metadata",
+    "n_cache_reuse",
+    "preserved_tokens",
+    "reasoning_budget_end_tag",
+    "reasoning_budget_end_tags",
+    "reasoning_budget_start_tag",
+    "t_max_prompt_ms",
+    "verbose",
+}
+
+
+def refuse(body: Body) -> None:
+    """Raises HTTPError (501) for a member that is refused, see `REFUSED`."""
+    for name, harmless in REFUSED.items():
+        if body.given.get(name, harmless) != harmless:
+            raise HTTPError(501, f"{name} is an option of llama-server that this server does not have")
+
+
 class TextBody(Sampled):
     """What all requests for texts have."""
 
@@ -92,7 +131,15 @@ class TextBody(Sampled):
     n_discard: int | None = None
     lora: list[Any] | None = None
     min_keep: int | None = None
-    post_sampling_probs: bool | None = None
+    n_indent: int | None = None
+    return_progress: bool | None = None
+    adaptive_target: float | None = None
+    grammar_lazy: bool | None = None
+    parse_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    reasoning_control: bool | None = None
+    sse_ping_interval: int | None = None
     max_completion_tokens: int | None = None
 
 
@@ -101,6 +148,7 @@ class NativeBody(TextBody):
 
     prompt: Any = None
     n_probs: int | None = None
+    post_sampling_probs: bool | None = None
     n_cmpl: int | None = None
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
@@ -143,6 +191,7 @@ class ChatBody(TextBody):
     reasoning_format: str | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
+    reasoning_budget_message: str | None = None
 
 
 class TokenizeBody(Body):
@@ -176,10 +225,11 @@ class RerankBody(Body):
 
     model: str | None = None
     query: str | None = None
-    documents: list[str] | None = None
+    documents: list[str | dict[str, Any]] | None = None
     texts: list[str] | None = None
     top_n: int | None = None
     return_text: bool | None = None
+    return_documents: bool | None = None
 
 
 class EditBody(Body):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -33,15 +34,15 @@ from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.types import Floats
 
+from .budget import ram_of_texts, slot_tokens
 from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
 from .http import EventStream, event, json_object, until_gone
 from .options import ServeOptions
-from .schemas import Adapter, TextBody, sampling
+from .schemas import Adapter, TextBody, refuse, sampling
 
 T = TypeVar("T")
 FINGERPRINT = f"pyggml-{__version__}"
-_N_CTX = 4096  # cells of a slot when nobody says how many
 
 
 class Service:
@@ -51,6 +52,7 @@ class Service:
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
     has_template  whether the model, or an option, has it; chatml otherwise
+    snapshots  of texts that slots have no room for
     loras     the adapters, with the scales for requests that have none of their own
     """
 
@@ -63,22 +65,16 @@ class Service:
         self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
         applied = not options.lora_init_without_apply
         self.loras = tuple((lora, scale if applied else 0.0) for lora, scale in model.loras)
-        self.n_slot = self._n_slot() if options.texts and model.architecture.logits else 0
+        self.n_slot = slot_tokens(model, options)
         ctx = self._context()
-        snapshots = None if ctx is None else Snapshots(ctx, options.cache_ram << 20, options.ctx_checkpoints)
+        snapshots = None if ctx is None else Snapshots(ctx, ram_of_texts(model, options), options.ctx_checkpoints)
         if options.mtp:
             _ = model.heads  # raises when there are none
         self._drafts = None if ctx is None or options.model_draft is None else self._draft_pool(ctx)
         if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
+        self.snapshots = snapshots
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
-
-    def _n_slot(self) -> int:
-        o, trained = self.options, self.model.hparams.n_ctx_train
-        n = o.n_ctx // o.n_parallel if o.n_ctx else min(trained, _N_CTX)
-        if n < 2:
-            raise ModelError(f"n_ctx = {o.n_ctx}: {o.n_parallel} slots have no room in it")
-        return n
 
     def _context(self) -> LlamaContext | None:
         if not self.n_slot:
@@ -126,7 +122,10 @@ class Service:
         """The body of a request, read by a schema."""
         given = await json_object(request, self.options.timeout)
         try:
-            return kind(given)
+            body = kind(given)
+            if isinstance(body, TextBody):
+                refuse(body)
+            return body
         except Exception as e:
             raise of_request(e) from e
 
@@ -138,19 +137,16 @@ class Service:
         except Exception as e:
             raise of_request(e) from e
 
-    async def begun(self, make: Callable[[], Sequence[Generation]]) -> Answering:
-        """The generations that `make` prepares, handed to the engine."""
-        return self.thread.submit(await self.prepared(make))
+    async def begun(self, body: TextBody, make: Callable[[], Sequence[Generation]]) -> Answering:
+        """The generations that `make` prepares for a request, handed to the engine."""
+        return self.submit(body, await self.prepared(make))
+
+    def submit(self, body: TextBody, generations: Sequence[Generation]) -> Answering:
+        """Hand the generations of a request to the engine."""
+        return self.thread.submit(generations, bool(body.stream and body.return_progress))
 
     def params(self, body: TextBody) -> TextParams:
-        """How a request wants its text. Raises HTTPError for an option that there is not."""
-        refused = {
-            "min_keep is not supported": body.min_keep,
-            "post_sampling_probs is not supported": body.post_sampling_probs,
-        }
-        for why, given in refused.items():
-            if given:
-                raise HTTPError(501, why)
+        """How a request wants its text. Raises SamplerError for values out of range."""
         return sampling(body, self.options.defaults, self.model.vocab)
 
     def generations(
@@ -162,11 +158,11 @@ class Service:
         kind: type[Generation] = Generation,
         n: int | None = None,
         processors: Callable[[], Sequence[LogitsProcessor]] = tuple,
-        media: PlacedMedia | None = None,
+        media: Sequence[PlacedMedia | None] = (),
     ) -> list[Generation]:
         """`n` generations of each prompt. `processors` makes what changes the logits of one of them. `media`: what
-        a prompt has of pictures and sounds; then nothing is guessed, and nothing dropped. Raises HTTPError for a prompt
-        that does not fit, and what a chain raises."""
+        each prompt has of pictures and sounds, if any prompt has; then nothing is guessed, and nothing dropped. Raises
+        HTTPError for a prompt that does not fit, and what a chain raises."""
         if not self.n_slot:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
@@ -175,7 +171,7 @@ class Service:
         self.thread.check_room(len(prompts) * n)  # before grammars are compiled
         loras = self.adapters(body.lora)
         made: list[Generation] = []
-        for ids in prompts:
+        for ids, seen in zip_longest(prompts, media):
             self._check(ids)
             source, prompt = source_and_prompt(self.model, list(ids))
             for i in range(n):
@@ -184,12 +180,12 @@ class Service:
                 text = replace(text, reuses=body.cache_prompt is not False, stopping=self._stopping(body), loras=loras)
                 n_cells = self.n_slot if params.n_predict < 0 else min(self.n_slot, len(prompt) + params.n_predict)
                 n_cells = max(n_cells, len(prompt))
-                long = None if media is not None else self._long(body, len(prompt), n_cells)
-                text = replace(text, long=long, wants_seq=self._slot(body), media=media)
+                long = None if seen is not None else self._long(body, len(prompt), n_cells)
+                text = replace(text, long=long, wants_seq=self._slot(body), media=seen)
                 ctx = self.thread.ctx
                 assert ctx is not None
                 g = text.start(ctx, n_cells)
-                made.append(g if media is not None else self._with_draft(g))
+                made.append(g if seen is not None else self._with_draft(g))
         return made
 
     def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:
@@ -222,8 +218,12 @@ class Service:
         self.check_tokens(ids)
 
     def _stopping(self, body: TextBody) -> Sequence[StoppingCriteria]:
-        ms = body.t_max_predict_ms or 0
-        return [_time_limit(self, ms)] if ms > 0 else ()
+        found: list[StoppingCriteria] = []
+        if (ms := body.t_max_predict_ms or 0) > 0:
+            found.append(_time_limit(self, ms))
+        if (n := body.n_indent or 0) > 0:
+            found.append(_indentation(self, n))
+        return found
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Service:
         if isinstance(given, dict):
             members = cast("dict[str, Any]", given)
             if members.get("multimodal_data"):
-                raise HTTPError(501, "multimodal_data: pictures and sound are not supported")
+                raise HTTPError(501, "multimodal_data: only /completion takes pictures and sounds besides a text")
             given = members.get("prompt_string")
         if not isinstance(given, str):
             raise HTTPError(400, "prompt must be text, tokens, or a list of them")
@@ -269,9 +269,11 @@ class Service:
         answering: Answering,
         events: AsyncIterator[bytes],
         failed: Callable[[HTTPError], bytes] = lambda e: event(e.json),
+        ping: int | None = None,
     ) -> EventStream:
-        """An answer in parts, as tokens come."""
-        return EventStream(events, answering.close, self.options.sse_ping_interval, self.options.timeout, failed)
+        """An answer in parts, as tokens come. `ping`: seconds between signs of life, when a request says them."""
+        ping = self.options.sse_ping_interval if ping is None else ping
+        return EventStream(events, answering.close, ping, self.options.timeout, failed)
 
     def usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
         """The tokens of answers to one prompt or several; a prompt counts once."""
@@ -288,6 +290,12 @@ class Service:
 def service_of(request: Request) -> Service:
     """The service that a request came to."""
     return request.app.state.service
+
+
+def progress(g: Generation) -> dict[str, Any]:
+    """How much of a prompt is evaluated, by llama-server's names."""
+    ms = (time.perf_counter() - g.began) * 1e3
+    return {"total": len(g.prompt), "cache": g.n_past, "processed": g.n_done, "time_ms": ms}
 
 
 def timings(g: Generation) -> dict[str, Any]:
@@ -318,5 +326,18 @@ def _time_limit(service: Service, ms: int) -> StoppingCriteria:
         if not lines and b"\n" in vocab.token_to_piece(int(ids[-1])):
             lines.append(True)
         return bool(lines) and now - begun[0] > ms / 1e3
+
+    return stop
+
+
+def _indentation(service: Service, n: int) -> StoppingCriteria:
+    """Ends a text when a line after its first begins with fewer than `n` spaces or tabs, and something else."""
+    vocab, text = service.model.vocab, bytearray()
+
+    def stop(ids: np.ndarray, logits: Floats) -> bool:
+        text.extend(vocab.token_to_piece(int(ids[-1])))
+        lines = bytes(text).split(b"\n")[1:]
+        del text[: max(text.rfind(b"\n"), 0)]
+        return any(len(x) - len(x.lstrip(b" \t")) < n and x.strip() for x in lines)
 
     return stop

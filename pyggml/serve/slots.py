@@ -15,15 +15,19 @@ from starlette.responses import PlainTextResponse, Response
 
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.generation import Generation, TextRequest
+from pyggml.llm.generate.media_chat import MARKER
+from pyggml.llm.media_prompt import media_token
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
+from .budget import weights_bytes
 from .errors import HTTPError, of_generation, of_request
 from .http import Json, json_body, json_object
 from .native import settings
 from .service import FINGERPRINT, Service, service_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MODALITIES = {"vision": "image", "audio": "audio"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 
@@ -49,7 +53,8 @@ async def props(request: Request) -> Response:
             "total_slots": service.thread.n_slots,
             "model_alias": service.name,
             "model_path": service.model.path,
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {name: media_token(service.model, kind) is not None for name, kind in _MODALITIES.items()},
+            "media_marker": MARKER,
             "chat_template": service.template.source,
             "has_chat_template": service.has_template,
             "bos_token": _token(service, service.model.vocab.bos),
@@ -94,6 +99,13 @@ async def metrics(request: Request) -> Response:
         ),
         ("requests_processing", "gauge", "Number of requests processing.", n_busy),
         ("requests_deferred", "gauge", "Number of requests deferred.", thread.n_waiting),
+    ]
+    kv = 0 if thread.ctx is None else thread.ctx.memory.nbytes
+    held = 0 if service.snapshots is None else service.snapshots.nbytes
+    rows += [
+        ("memory_weights_bytes", "gauge", "Memory of weights.", weights_bytes(service.model)),
+        ("memory_kv_bytes", "gauge", "Memory of K and V of all slots.", kv),
+        ("memory_cache_bytes", "gauge", "Memory of texts that slots have no room for.", held),
     ]
     lines = [
         f"# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value:.9g}\n"

@@ -133,6 +133,11 @@ class WeightStream:
         return self._ring.bytes_read + self._cache.bytes_read
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of memory for weights: what stays, what takes turns, and what reading needs."""
+        return self.memory.nbytes + self.staging + self.experts
+
+    @property
     def experts(self) -> int:
         """Bytes for the experts of mixtures: those that were used last stay."""
         return self._cache.capacity

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
+from pyggml.errors import ModelError
 from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.budget import kv_bytes, ram_of_weights, weights_bytes
 
 from ..llm.adapters.make import halves, write_lora
 from ..random_model import random_weights, write_random
@@ -216,3 +220,40 @@ def test_options() -> None:
     for bad in ({"cache_ram": -1}, {"ctx_checkpoints": -1}, {"n_keep": -2}):
         with pytest.raises(gg.ModelError):
             ServeOptions(**bad)  # pyright: ignore[reportArgumentType]
+
+
+def test_one_budget_for_weights_slots_and_texts() -> None:
+    """All that is accounted for stays within `ram`, whatever is asked. Texts that are kept give way first, then weights
+    are streamed, and answers stay the same."""
+    texts = prompts(4, 60)
+    answers: list[list[str]] = []
+    with gg.load_model(vocab_only=True) as known:
+        options = ServeOptions(n_ctx=512, n_parallel=2, context=ONE, cache_ram=1, metrics=True)
+        kv = kv_bytes(known, options)
+    whole = 8 << 20  # all weights, repacked, and what reading them needs
+    for ram in (kv + whole + (4 << 20), kv + whole + 200_000, kv + (6 << 20)):
+        budgeted = replace(options, ram=ram)
+        with gg.load_model(vocab_only=True) as known:
+            weights = ram_of_weights(known, budgeted)
+        with gg.load_model(ram=weights) as model, TestClient(create_app(model, budgeted)) as c:
+            assert c.app.state.service.thread.ctx.memory.nbytes == kv  # pyright: ignore
+            room = snapshots(c).n_bytes
+            answers.append([])
+            for text in texts:
+                answers[-1].append(ask(c, text, 2)["content"])
+                assert weights_bytes(model) + kv + snapshots(c).nbytes <= ram
+            rows = re.findall(r"^llamacpp:(\S+) (\S+)$", c.get("/metrics").text, re.MULTILINE)
+            seen = {name: float(value) for name, value in rows}
+            assert seen["memory_weights_bytes"] == weights_bytes(model) and seen["memory_kv_bytes"] == kv
+            assert seen["memory_cache_bytes"] == snapshots(c).nbytes
+            if ram > kv + whole:
+                assert room == min(1 << 20, ram - kv - weights_bytes(model)) and model.weight_stream.streamed == 0
+                assert snapshots(c).nbytes > 0
+            else:
+                assert snapshots(c).nbytes == 0 and model.weight_stream.streamed > 0
+    assert answers[0] == answers[1] == answers[2]
+    with (
+        gg.load_model(vocab_only=True) as known,
+        pytest.raises(ModelError, match="leave nothing for weights: K and V of 2"),
+    ):
+        ram_of_weights(known, replace(options, ram=kv))

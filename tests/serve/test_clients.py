@@ -222,7 +222,9 @@ def test_what_nobody_waits_for_is_broken_off() -> None:
         while "requests_processing 0" in httpx.get(f"{url}/metrics").text:
             time.sleep(0.05)
         p.send_signal(signal.SIGTERM)
-        assert asked.result().status_code == 503 and "the server is stopping" in asked.result().text
+        assert asked.result().status_code == 503 and "the server is stopping" in asked.result().text, (
+            asked.result().text
+        )
         assert p.wait(10) == 0
 
 

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,25 @@ def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest
         with ThreadPoolExecutor(20) as pool:
             assert {r.status_code for r in pool.map(lambda _: httpx.get(f"{server.url}/health"), range(40))} == {200}
         until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+def test_a_thousand_connections(tales: gg.Model) -> None:
+    """All of them are open at once, all ask at once, and each has its own answer."""
+    body = b'{"content": "%04d", "with_pieces": true}'
+    with listening(tales) as server, ExitStack() as stack:
+        many = [stack.enter_context(server.connect()) for _ in range(1000)]
+        until(lambda: server.n_open == 1000)
+        for i, s in enumerate(many):
+            data = body % i
+            s.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        for i, s in enumerate(many):
+            answer = HTTPResponse(s)
+            answer.begin()
+            assert answer.status == 200
+            assert "".join(t["piece"] for t in json.load(answer)["tokens"]).strip() == f"{i:04d}"
+        assert server.n_open == 1000
+        r = httpx.post(f"{server.url}/completion", json={"prompt": "a", "n_predict": 1})  # one more has room
+        assert r.status_code == 200
 
 
 @pytest.mark.parametrize("reset", [False, True])

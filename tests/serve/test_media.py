@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 import pyggml as gg
 from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.llm.generate.media_chat import read_marked
 from pyggml.serve import ServeOptions, create_app
 
 from ..media_model import MM, TALL, WIDE, write_folder
@@ -81,6 +82,48 @@ def test_openai(model: gg.Model, client: TestClient) -> None:
     assert other.usage.prompt_tokens_details.cached_tokens < 20  # other pictures, though the same placeholders
     text = client.post("/apply-template", json={"messages": messages}).json()["prompt"]
     assert text.count("<|image_pad|>") == n
+
+
+def test_completion(model: gg.Model, client: TestClient) -> None:
+    """llama-server's prompts with markers; several at once, some of them with pictures."""
+
+    def data(path: Path) -> str:
+        return base64.b64encode(path.read_bytes()).decode()
+
+    def prompt(text: str, *paths: Path) -> dict[str, Any]:
+        return {"prompt_string": text, "multimodal_data": [data(p) for p in paths]}
+
+    props = client.get("/props").json()
+    assert props["modalities"]["vision"] is True
+    mark, body = props["media_marker"], {"n_predict": 5, "temperature": 0}
+    several = [prompt(f"See {mark} and {mark}.", WIDE, TALL), "plain", prompt(f"{mark}?", TALL)]
+    got = client.post("/completion", json={"prompt": several, **body}).json()
+    asked = [
+        read_marked(model, f"See {mark} and {mark}.", [WIDE, TALL]),
+        "plain",
+        read_marked(model, f"{mark}?", [TALL]),
+    ]
+    assert [x["content"] for x in got] == ["".join(model.generate(p, 5, temp=0.0)) for p in asked]
+    for bad in (prompt("no marker", WIDE), {"prompt_string": mark, "multimodal_data": ["?"]}, prompt(mark)):
+        r = client.post("/completion", json={"prompt": bad, **body})
+        assert r.status_code == 400 or not bad["multimodal_data"], r.text
+    assert client.post("/v1/completions", json={"prompt": several[0], **body}).status_code == 501
+
+
+def test_responses(model: gg.Model, client: TestClient) -> None:
+    content = [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": data_url(WIDE), "detail": "auto"},
+        {"type": "input_text", "text": "b"},
+    ]
+    body: dict[str, Any] = {"max_output_tokens": 5, "temperature": 0}
+    openai = pytest.importorskip("openai")
+    c = openai.OpenAI(base_url="http://testserver/v1", api_key="x", http_client=client)
+    got = c.responses.create(model="m", input=[{"role": "user", "content": content}], **body)
+    assert got.output_text == want(model, "a", WIDE, "b")
+    for bad in ({"type": "input_image", "file_id": "f"}, {"type": "input_file", "file_id": "f"}, {"type": "x"}):
+        r = client.post("/v1/responses", json={"input": [{"role": "user", "content": [bad]}], **body})
+        assert r.status_code == 400 and bad["type"] in r.json()["error"]["message"]
 
 
 def test_anthropic(model: gg.Model, client: TestClient) -> None:

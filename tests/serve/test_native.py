@@ -66,7 +66,26 @@ def test_ends(client: TestClient, tales: gg.Model) -> None:
     full = ask(client, n_predict=-1, ignore_eos=True)
     assert full["tokens_predicted"] + full["tokens_evaluated"] in (512, 513) and full["stop_type"] == "limit"
     lines = ask(client, n_predict=100, t_max_predict_ms=1, logit_bias=[[tales.vocab.nl, 1000]])
-    assert lines["stop_type"] == "word" and lines["tokens_predicted"] < 100
+    assert lines["stop_type"] == "limit" and lines["tokens_predicted"] < 100
+
+
+def test_probabilities_after_the_samplers(client: TestClient) -> None:
+    """They are those of the tokens that could be chosen: here two, or with temperature 0 one."""
+    for more, n in (({"top_k": 2, "temperature": 1, "top_p": 1, "min_p": 0}, 2), ({}, 1)):
+        got = ask(client, n_probs=4, post_sampling_probs=True, **more)["completion_probabilities"]
+        assert len(got) == 8
+        for x in got:
+            assert 0 < x["prob"] <= 1 and len(x["top_probs"]) == n and "logprob" not in x
+            assert abs(sum(t["prob"] for t in x["top_probs"]) - 1) < 1e-6
+            assert x["id"] in [t["id"] for t in x["top_probs"]]
+    kept = ask(client, n_probs=9, post_sampling_probs=True, temperature=1, top_p=1e-6, min_p=1, min_keep=3, n_predict=1)
+    assert len(kept["completion_probabilities"][0]["top_probs"]) == 3
+
+
+def test_a_line_that_is_not_indented_ends_a_text(client: TestClient) -> None:
+    body = {"n_indent": 2, "n_predict": 40}
+    text = ask(client, grammar='root ::= "a\\n  b\\n\\n  c\\n d" "e"*', **body)
+    assert text["content"].endswith("\n  c\n d") and text["stop_type"] == "limit" and text["tokens_predicted"] < 40
 
 
 def test_samplers_follow_the_record(client: TestClient) -> None:

@@ -216,6 +216,11 @@ def test_rerank(tmp_path: Path) -> None:
         scores = {r["index"]: r["relevance_score"] for r in got["results"]}
         np.testing.assert_allclose([scores[i] for i in range(3)], want, rtol=1e-5)
         assert len(c.post("/rerank", json={**body, "top_n": 1}).json()["results"]) == 1
+        objects = {**body, "documents": [{"text": d} for d in documents], "return_documents": True}
+        cohere = c.post("/v2/rerank", json=objects).json()
+        assert [r["document"]["text"] for r in cohere["results"]] == [documents[r["index"]] for r in got["results"]]
+        assert cohere["meta"]["billed_units"]["search_units"] == 1 and cohere["id"].startswith("rerank")
+        assert c.post("/v2/rerank", json={**body, "documents": [{"title": "x"}]}).status_code == 400
         tei = c.post("/rerank", json={"query": "a bad head", "texts": documents, "return_text": True}).json()
         assert [r["text"] for r in tei] == [documents[r["index"]] for r in tei] and "score" in tei[0]
         assert c.post("/completion", json={"prompt": "a"}).status_code == 501

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -102,6 +103,7 @@ class Generation:
     media: PlacedMedia | None = None  # what the prompt has of pictures and sounds
     loras: Sequence[Scaled] | None = None  # adapters of its own; None: those of the context
     wants_seq: int | None = None  # the sequence that it must have; None: any
+    began: float = field(default=0.0, init=False)  # `perf_counter` when its prompt's turn came
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
     ids: list[int] = field(default_factory=list[int], init=False)
@@ -174,7 +176,7 @@ class Generation:
     def steps(self) -> Steps:
         """What is to be evaluated, and the tokens that are chosen, in turn; an engine sends the logits."""
         timings = self.timings
-        start = perf_counter()
+        self.began = start = perf_counter()
         logits = yield from self._prefill()
         timings.n_prompt = len(self.source) + len(self.prompt) - self.n_past
         timings.prompt = perf_counter() - start
@@ -311,6 +313,22 @@ class Generation:
             best = np.argpartition(logprobs, len(logprobs) - n)[len(logprobs) - n :].tolist()
             top = tuple((i, logprobs.item(i)) for i in sorted(best, key=lambda i: (-logprobs.item(i), i)))
         return Token(piece, token, logprobs.item(token), top, self.finish_reason, trace)
+
+
+class AfterSamplers(Generation):
+    """A generation whose tokens have the log-probabilities that the samplers leave them, not the model's own. `top` has
+    only tokens that could be chosen, so it may have fewer than `n_probs`."""
+
+    def _sample(self, logits: Floats) -> int:
+        token, self._left, self._probs = self.chain.sample_and_probs(logits)
+        return token
+
+    def _record(self, piece: str, token: int, logits: Floats) -> Token:
+        ids, probs = self._left, self._probs
+        own = math.log(probs[ids == token].item())
+        rows = np.argsort(-probs, kind="stable")[: self.n_probs or 0].tolist()
+        top = tuple((ids.item(i), math.log(probs.item(i))) for i in rows if probs.item(i) > 0)
+        return Token(piece, token, own, top, self.finish_reason)
 
 
 class RunOptions(TextOptions, total=False):

@@ -82,7 +82,11 @@ def read_marked(model: LoadedModel, text: str, images: Sequence[Any] = (), audio
     """The prompt of a text in which `MARKER` stands for each picture, and then for each sound. In a text without
     markers they come first. Raises BatchError for another number of markers, ModelError for a model that cannot see or
     hear."""
-    things: list[Thing] = [*(("image", x) for x in images), *(("audio", x) for x in audio)]
+    return read_marks(model, text, [*(("image", x) for x in images), *(("audio", x) for x in audio)])
+
+
+def read_marks(model: LoadedModel, text: str, things: Sequence[Thing]) -> MediaPrompt:
+    """The same for pictures and sounds in the order of their markers."""
     n = text.count(MARKER)
     if n not in (0, len(things)):
         raise BatchError(f"the text has {n} markers {MARKER} for {len(things)} pictures and sounds")
@@ -92,7 +96,8 @@ def read_marked(model: LoadedModel, text: str, images: Sequence[Any] = (), audio
         return _prompt(model, ids, things)
     wraps = _wraps(model, things, _alone)
     pieces = text.split(MARKER) if n else [*[""] * len(things), text]
-    whole = pieces[0] + "".join(w + p for w, p in zip([*wraps["image"], *wraps["audio"]], pieces[1:], strict=True))
+    texts = {media: iter(of) for media, of in wraps.items()}
+    whole = pieces[0] + "".join(next(texts[media]) + p for (media, _), p in zip(things, pieces[1:], strict=True))
     return _prompt(model, chat_ids(model.vocab, whole), things)
 
 

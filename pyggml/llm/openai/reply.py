@@ -157,13 +157,31 @@ def read_command_r(text: str, done: bool, names: frozenset[str]) -> Reply:
     of code after `Action:`. The text stands between `<|START_RESPONSE|>` and its end."""
     text = text.replace("<|START_RESPONSE|>", "").replace("<|END_RESPONSE|>", "")
     if "Action:" not in text:
-        return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls)
+        content, begin, body = text.partition("<|START_ACTION|>")
+        if not begin or "<|END_ACTION|>" in body:
+            return _blocks(text, done, "<|START_ACTION|>", "<|END_ACTION|>", _calls)
+        calls, begun = _list_so_far(body)
+        return Reply(text if done and not calls else content, calls=calls, begun=None if done else begun)
     content, _, body = text.partition("Action:")
     found = re.search(r"```json(.*?)```", body, re.DOTALL)
-    calls = [c for c in _calls(found.group(1)) if c.name != "directly_answer"] if found else []
+    calls, begun = (_calls(found.group(1)), None) if found else _list_so_far(body.partition("```json")[2])
+    calls = [c for c in calls if c.name != "directly_answer"]
     if found is None:
-        return Reply(text if done else content)
+        return Reply(text if done and not calls else content, calls=calls, begun=None if done else begun)
     return Reply((content + body[found.end() :]).strip(), calls=calls)
+
+
+def _list_so_far(text: str) -> tuple[list[Call], Call | None]:
+    """The calls of a JSON list that is being written: those that are whole, and the one that is not."""
+    calls: list[Call] = []
+    at = text.find("[") + 1
+    while at and (first := text.find("{", at)) >= 0:
+        try:
+            value, at = _DECODER.raw_decode(text, first)
+            calls += _of_values(iter((value,)))
+        except (ValueError, RecursionError):
+            return calls, _begun(text[first:])
+    return calls, None
 
 
 def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
@@ -171,6 +189,7 @@ def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[Call] = []
+    begun: Call | None = None
     parts = re.split(r"<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>", text)
     for i, part in enumerate(parts):
         head, found, body = part.partition("<|message|>")
@@ -181,14 +200,17 @@ def read_harmony(text: str, done: bool, names: frozenset[str]) -> Reply:
             continue
         channel, to = re.search(r"<\|channel\|>\s*(\w+)", head), re.search(r"to=(\S+?)(?=<\||\s|$)", head)
         if to is not None and to.group(1) != "assistant":
+            name = to.group(1).removeprefix("functions.")
             if closed:
-                calls.append(Call(to.group(1).removeprefix("functions."), json_object(body) or body.strip()))
+                calls.append(Call(name, json_object(body) or body.strip()))
+            elif body.lstrip().startswith("{"):
+                begun = Call(name, _written(body.lstrip()))
         elif channel is not None and channel.group(1) == "analysis":
             if reasoning or body:
                 reasoning.append(body)
         else:
             content.append(body)
-    return Reply("".join(content), "\n".join(reasoning), calls)
+    return Reply("".join(content), "\n".join(reasoning), calls, begun)
 
 
 def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], list[Call]]) -> Reply:
@@ -213,14 +235,20 @@ def _blocks(text: str, done: bool, begin: str, end: str, read: Callable[[str], l
     return Reply("".join(content), calls=calls, begun=begun)
 
 
-_BEGUN_JSON = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_BEGUN_JSON = re.compile(
+    r'\s*\{\s*(?:"tool_call_id"\s*:\s*"([^"\\]*)"\s*,\s*)?"(?:tool_)?name"\s*:\s*"([^"\\]+)"\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
+_BEGUN_DEEPSEEK = re.compile(r"\s*(?:function<｜tool▁sep｜>([^\n]+)\n\s*```json|([^\s<]+)<｜tool▁sep｜>)\s*(?=\{)")
 _BEGUN_NAMED = re.compile(r"\s*([^\s>\[{]+)(?:>|\[ARGS\])\s*(?=\{)")  # NAME>{...}, NAME[ARGS]{...}
 
 
 def _begun(body: str) -> Call | None:
     """The call that a text begins; None when its name is not there yet, or stands behind the arguments."""
     if found := _BEGUN_JSON.match(body):
-        return Call(found.group(1), json_prefix(body[found.end() :]))
+        return Call(found.group(2), json_prefix(body[found.end() :]), found.group(1) or "")
+    if found := _BEGUN_DEEPSEEK.match(body):
+        return Call((found.group(1) or found.group(2)).strip(), _written(body[found.end() :]))
     if found := _BEGUN_NAMED.match(body):
         return Call(found.group(1), _written(body[found.end() :]))
     return None

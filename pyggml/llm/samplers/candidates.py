@@ -123,24 +123,25 @@ class Candidates:
         _, rows, places = np.intersect1d(self.ids, tokens, assume_unique=True, return_indices=True)
         return rows, places
 
-    def nucleus(self, p: float) -> None:
-        """Keep the likeliest tokens, sorted: the fewest whose probabilities add up to `p`."""
+    def nucleus(self, p: float, least: int = 1) -> None:
+        """Keep the likeliest tokens, sorted: the fewest whose probabilities add up to `p`, and `least` or more."""
         n = len(self.logits)
         if self.is_sorted or n <= LONG:
             self.sort()
             sums = np.add.accumulate(self.weights())
             keep = int(sums.searchsorted(np.array(p * sums.item(-1), np.float32))) + 1
+            keep = max(keep, least)
             if keep < n:
                 self.keep(slice(0, keep))
             return
-        part, weights = _FIRST_PART, self.weights()
+        part, weights = min(max(_FIRST_PART, least), n), self.weights()
         wanted = p * float(weights.sum())
         while True:  # sort no more than needed: a few likely tokens have nearly all of the probability
             rows = weights.argpartition(n - part)[n - part :] if part < n else np.arange(n)
             rows = rows[np.negative(self.logits[rows]).argsort(kind="stable")]
             sums = np.add.accumulate(weights[rows], dtype=np.float64)
             if sums[-1] >= wanted or part == n:
-                self._reorder(rows[: int(sums.searchsorted(wanted)) + 1])
+                self._reorder(rows[: max(int(sums.searchsorted(wanted)) + 1, least)])
                 return
             part = min(part * 8, n)
 

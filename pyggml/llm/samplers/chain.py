@@ -72,6 +72,13 @@ class SamplerChain:
             s.apply(c)
         return c.tokens(), c.probs()
 
+    def sample_and_probs(self, logits: Floats) -> tuple[int, Ids, np.ndarray]:
+        """As `sample`, with the tokens that were left to choose from and their probabilities (float64)."""
+        c = Candidates(logits)
+        for s in self.samplers:
+            s.apply(c)
+        return c.draw(self._rng), c.tokens(), c.probs()
+
     def prime(self, tokens: Sequence[int]) -> None:
         """Let the samplers that look back see the prompt."""
         for s in self.samplers:
@@ -133,9 +140,9 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
 
 def _top_draw(p: SamplingParams, kinds: list[type[Sampler]]) -> TopDraw | None:
     """One call of C for these samplers and the draw, when they are top_k and, in this order, any of top_p, min_p and
-    temperature; None for others."""
+    temperature, without `min_keep`; None for others."""
     usual = [kind for kind in (TopK, TopP, MinP, Temperature) if kind in kinds]
-    if TopK not in kinds or kinds != usual or p.top_k > LONG:
+    if TopK not in kinds or kinds != usual or p.top_k > LONG or p.min_keep > 1:
         return None
     top_p = p.top_p if TopP in kinds else 1.0
     min_p = p.min_p if MinP in kinds else 0.0

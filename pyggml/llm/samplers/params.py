@@ -112,6 +112,9 @@ class SamplingParams:
     top_n_sigma: float = _option(
         -1.0, "--top-nsigma --top-n-sigma", "Logits within N standard deviations of the largest; -1: off."
     )
+    min_keep: int = _option(
+        0, "--min-keep", "top_p, min_p, typ_p and xtc leave this many tokens, if there are so many.", _FROM_0
+    )
     xtc_probability: float = _option(0.0, "--xtc-probability", "Exclude top choices this often; 0: off.", _SHARE)
     xtc_threshold: float = _option(0.1, "--xtc-threshold", "... among tokens at least this likely.", _SHARE)
     repeat_last_n: int = _option(64, "--repeat-last-n", "Tokens that are penalised; 0: none, -1: all.", _LAST_N)
@@ -300,6 +303,7 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     typ_p: float
     top_n_sigma: float
+    min_keep: int
     xtc_probability: float
     xtc_threshold: float
     repeat_last_n: int

@@ -40,13 +40,13 @@ class TopP(Sampler):
     @classmethod
     def of(cls, setting: Setting) -> Sampler | None:
         top_p = setting.params.top_p
-        return cls(top_p) if top_p < 1 else None
+        return cls(top_p, setting.params.min_keep) if top_p < 1 else None
 
-    def __init__(self, p: float) -> None:
-        self.p = p
+    def __init__(self, p: float, min_keep: int = 0) -> None:
+        self.p, self._least = p, max(min_keep, 1)
 
     def apply(self, c: Candidates) -> None:
-        c.nucleus(self.p)
+        c.nucleus(self.p, self._least)
 
     def __str__(self) -> str:
         return f"{self.name}({self.p:g})"
@@ -60,18 +60,21 @@ class MinP(Sampler):
     @classmethod
     def of(cls, setting: Setting) -> Sampler | None:
         min_p = setting.params.min_p
-        return cls(min_p) if min_p > 0 else None
+        return cls(min_p, setting.params.min_keep) if min_p > 0 else None
 
-    def __init__(self, p: float) -> None:
-        self.p = p
+    def __init__(self, p: float, min_keep: int = 0) -> None:
+        self.p, self._least = p, max(min_keep, 1)
         self._p = np.array(p, np.float32)
 
     def apply(self, c: Candidates) -> None:
         weights = c.weights()
+        if self._least > 1:
+            c.sort()
+            weights = c.weights()
         if not c.is_sorted:
             c.keep(np.greater_equal(weights, self._p))
         elif weights.item(-1) < self.p:
-            c.keep(slice(0, np.count_nonzero(np.greater_equal(weights, self._p))))
+            c.keep(slice(0, max(np.count_nonzero(np.greater_equal(weights, self._p)), self._least)))
 
     def __str__(self) -> str:
         return f"{self.name}({self.p:g})"
@@ -85,17 +88,17 @@ class Typical(Sampler):
     @classmethod
     def of(cls, setting: Setting) -> Sampler | None:
         typ_p = setting.params.typ_p
-        return cls(typ_p) if typ_p < 1 else None
+        return cls(typ_p, setting.params.min_keep) if typ_p < 1 else None
 
-    def __init__(self, p: float) -> None:
-        self.p = p
+    def __init__(self, p: float, min_keep: int = 0) -> None:
+        self.p, self._least = p, max(min_keep, 1)
 
     def apply(self, c: Candidates) -> None:
         p = c.probs()
         surprise = -np.log(p, out=np.full_like(p, -np.inf), where=p > 0)
         entropy = float(np.dot(p, np.where(p > 0, surprise, 0.0)))
         order = np.abs(surprise - entropy).argsort(kind="stable")
-        kept = int(p[order].cumsum().searchsorted(self.p, "right")) + 1
+        kept = max(int(p[order].cumsum().searchsorted(self.p, "right")) + 1, self._least)
         if kept < len(c):
             c.keep(np.sort(order[:kept]))
 
@@ -136,10 +139,10 @@ class Xtc(Sampler):
     def of(cls, setting: Setting) -> Sampler | None:
         p = setting.params
         on = p.xtc_probability > 0 and p.xtc_threshold <= 0.5
-        return cls(p.xtc_probability, p.xtc_threshold, setting.rng) if on else None
+        return cls(p.xtc_probability, p.xtc_threshold, setting.rng, p.min_keep) if on else None
 
-    def __init__(self, probability: float, threshold: float, rng: np.random.Generator) -> None:
-        self.probability, self.threshold, self._rng = probability, threshold, rng
+    def __init__(self, probability: float, threshold: float, rng: np.random.Generator, min_keep: int = 0) -> None:
+        self.probability, self.threshold, self._rng, self._least = probability, threshold, rng, min_keep
 
     def apply(self, c: Candidates) -> None:
         if len(c) < 2 or self._rng.random() >= self.probability:
@@ -147,7 +150,7 @@ class Xtc(Sampler):
         c.sort()
         p = c.probs()
         n_top = int(np.count_nonzero((p >= self.threshold) & (p > 0)))
-        if n_top > 1:
+        if n_top > 1 and len(c) - (n_top - 1) >= self._least:
             c.keep(slice(n_top - 1, None))
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ import { Thread } from "./thread.js";
 import { add, last, newConversation, path, turn } from "./tree.js";
 
 const OPENINGS = ["Once upon a time", "There was once a king who had three sons", "Deep in the forest stood"];
-const server = { props: null, models: [] };
+const server = { props: null, models: [], of: "" }; // of: the query that names the chosen model
 const runs = new Map(); // node -> { abort, conversation }
 let conversations = load();
 let current = conversations.find((c) => c.id === settings.current) ?? null;
@@ -306,13 +306,15 @@ async function connect() {
     $("model-name").textContent = name(chosen.id);
     $("model").replaceChildren(...data.map((m) => h("option", { value: m.id, selected: m === chosen }, name(m.id))));
     showModel(chosen);
-    server.props = await json(several ? `props?model=${encodeURIComponent(chosen.id)}` : "props");
+    server.of = several ? `?model=${encodeURIComponent(chosen.id)}` : "";
+    server.props = await json(`props${server.of}`); // which loads the model
+    if (several) showModel((await json("v1/models")).data.find((m) => m.id === chosen.id));
     startSettings(server, () => {});
     if (!current || !last(current).parent) {
       current = newConversation(server.props.has_chat_template === false ? "text" : "chat", settings.system);
       if (several) current.model = chosen.id;
     }
-    look ??= startStatus(() => runs.size > 0);
+    look ??= startStatus(() => runs.size > 0, () => `slots${server.of}`);
     look(true);
   } catch (e) {
     if (e.code === undefined) throw e;

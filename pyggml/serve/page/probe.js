@@ -147,7 +147,8 @@ export function startProbe(thread, nodeOf, pick, inside) {
     const { width, height } = box.getBoundingClientRect();
     const below = at.bottom + height + 12 < innerHeight;
     box.style.setProperty("left", `${Math.min(Math.max(at.left - 12, 8), innerWidth - width - 8)}px`);
-    box.style.setProperty("top", `${below ? at.bottom + 5 : Math.max(at.top - height - 5, 8)}px`);
+    const top = below ? at.bottom + 5 : at.top - height - 5;
+    box.style.setProperty("top", `${Math.max(Math.min(top, innerHeight - height - 8), 8)}px`);
   };
 
   thread.addEventListener("pointermove", (e) => {

@@ -7,8 +7,8 @@ const BUSY = 700; // ms between two looks while something is under way
 const IDLE = 4000;
 
 /** A function that looks at the slots now, and again and again as long as the page is seen. `isBusy`: whether this page
-    waits for an answer. */
-export function startStatus(isBusy) {
+    waits for an answer; `path`: where the slots of the chosen model are. */
+export function startStatus(isBusy, path) {
   let before = null;
   let timer = 0;
   let stopped = false;
@@ -18,13 +18,14 @@ export function startStatus(isBusy) {
     if (document.hidden || stopped) return;
     let busy = isBusy();
     try {
-      const slots = await json("slots");
+      const slots = await json(path());
       const now = performance.now();
+      if (before?.n.length !== slots.length || before?.path !== path()) before = null; // of another model
       const n = slots.map((slot) => slot.next_token?.[0]?.n_decoded ?? 0);
       const since = (x, i) => (x < (before.n[i] ?? 0) ? x : x - (before.n[i] ?? 0)); // fewer: another text has begun
       const written = before ? n.reduce((sum, x, i) => sum + since(x, i), 0) : 0;
       const rate = before ? (written / (now - before.now)) * 1000 : 0;
-      before = { n, now };
+      before = { n, now, path: path() };
       show(slots, rate);
       busy ||= slots.some((slot) => slot.is_processing);
     } catch (e) {

@@ -167,6 +167,8 @@ def test_reading_takes_time_in_proportion_to_the_reply(form: Format, begin: str,
     assert seconds(20000) < 40 * max(min(seconds(2000), seconds(2000)), 0.02)
 
 
+SEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+COHERE = '{"tool_call_id": "0", "tool_name": "f", "parameters": {"city": "Ulm", "n": 3}}'
 VALUES: list[Any] = [
     {},
     {"a": [], "b": {"c": [1, 2.5, -3e9, 1.0]}, "d": None, "e": True},
@@ -197,6 +199,11 @@ def test_the_beginning_of_json_is_that_of_the_whole(value: Any, ascii: bool, ind
         (LLAMA3, '{"name": "f", "parameters": {"city": "Ulm", "n": 3}}'),
         (FUNCTIONARY, '<function=f>{"city": "Ulm", "n": 3}</function>'),
         (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"city": "Ulm", "n": 3}'),
+        (DEEPSEEK, SEEK.format('function<｜tool▁sep｜>f\n```json\n{"city": "Ulm", "n": 3}\n```')),
+        (DEEPSEEK, SEEK.format('f<｜tool▁sep｜>{"city": "Ulm", "n": 3}')),
+        (COMMAND_R7B, f"<|START_ACTION|>[\n{COHERE}\n]<|END_ACTION|>"),
+        (COMMAND_R, f"Action: ```json\n[{COHERE}]\n```"),
+        (HARMONY, '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Ulm", "n": 3}<|call|>'),
     ],
 )
 def test_a_call_that_is_being_written(form: Format, text: str) -> None:
@@ -208,3 +215,16 @@ def test_a_call_that_is_being_written(form: Format, text: str) -> None:
             assert reply.begun.name == "f" and whole.arguments.startswith(reply.begun.arguments)
             seen.append(reply.begun.arguments)
     assert len(set(seen)) > 5 and seen == sorted(seen, key=len)
+
+
+def test_several_calls_of_a_list_that_is_being_written() -> None:
+    """Those that are whole stay as they are, and what is broken off is no call."""
+    text = f"<|START_ACTION|>[{COHERE}, {COHERE.replace('Ulm', 'Rom')}]<|END_ACTION|>"
+    whole = COMMAND_R7B.parse(text, True, NAMES).calls
+    assert [json.loads(c.arguments)["city"] for c in whole] == ["Ulm", "Rom"]
+    for i in range(len(text)):
+        for done in (False, True):
+            reply = COMMAND_R7B.parse(text[:i], done, NAMES)
+            assert reply.calls == whole[: len(reply.calls)] and not (done and reply.begun)
+            if reply.begun is not None:
+                assert whole[len(reply.calls)].arguments.startswith(reply.begun.arguments)

@@ -68,6 +68,33 @@ def test_top_k(logits: np.ndarray, k: int) -> None:
         assert (c.logits == (logits + np.float32(shift))[c.tokens()]).all()
 
 
+@given(logits_of, st.integers(1, 400), st.sampled_from(("top_p", "min_p", "typ_p")))
+@settings(max_examples=40, deadline=None)
+def test_min_keep_leaves_the_first_in_each_samplers_own_order(logits: np.ndarray, least: int, name: str) -> None:
+    """However strict a sampler is. One that leaves more anyway is not changed."""
+    kinds = {"top_p": TopP, "min_p": MinP, "typ_p": Typical}
+    p = softmax(logits)
+    surprise = np.abs(-np.log(np.maximum(p, 1e-300)) - (-(p * np.log(np.maximum(p, 1e-300))).sum()))
+    order = sorted(range(len(p)), key=lambda i: surprise[i]) if name == "typ_p" else ranked(p)
+    measure = surprise if name == "typ_p" else p
+    for strict in (True, False):
+        value = {"top_p": (1e-6, 0.9999), "min_p": (1.0, 1e-4), "typ_p": (1e-6, 0.9999)}[name][not strict]
+        alone, kept = Candidates(logits.copy()), Candidates(logits.copy())
+        kinds[name](value).apply(alone)
+        kinds[name](value, least).apply(kept)
+        n = max(len(alone), min(least, len(p)))
+        assert len(kept) == n
+        same_up_to_rounding(left(kept), order, n, measure, measure[order[n - 1]])
+
+
+def test_min_keep_holds_xtc_back() -> None:
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
+    for least, n in ((0, 2), (2, 2), (3, 4)):
+        c = Candidates(logits.copy())
+        Xtc(1.0, 0.15, np.random.default_rng(0), least).apply(c)
+        assert len(c) == n
+
+
 def test_top_k_of_equals_takes_the_first() -> None:
     for _ in range(2):
         c = Candidates(np.array([1, 2, 2, 2, 2, 0], np.float32))
