@@ -121,7 +121,7 @@ class Soak:
         return out.read_bytes()
 
     def to_folder_and_back(self, i: int) -> bytes:
-        folder = self.folder / f"{threading.get_ident()}.hf"
+        folder = self.folder / str(threading.get_ident()) / "tiny"  # the name of the model follows from the folder's
         export_folder(self.path, folder)
         out = folder / "back.gguf"
         write_quantized(plan_quantization(folder, None), out)

@@ -80,8 +80,15 @@ static void *real(const char *name, void **found) {
   static void *name##_real;                                                                                           \
   type name params { return fails(kind) ? (type)-1 : REAL(name) args; }
 
-WRAP(MAP, void *, mmap, (void *p, size_t n, int prot, int flags, int fd, off_t at), (p, n, prot, flags, fd, at))
-WRAP(MAP, void *, mmap64, (void *p, size_t n, int prot, int flags, int fd, off64_t at), (p, n, prot, flags, fd, at))
+// Small anonymous maps are the interpreter's own: a thread of Python that gets none as it begins leaves the one that
+// started it waiting for ever (CPython's Thread.start).
+#define WRAP_MAP(name, off)                                                                                           \
+  static void *name##_real;                                                                                           \
+  void *name(void *p, size_t n, int prot, int flags, int fd, off at) {                                                \
+    return (fd >= 0 || n > 1 << 20) && fails(MAP) ? MAP_FAILED : REAL(name)(p, n, prot, flags, fd, at);               \
+  }
+WRAP_MAP(mmap, off_t)
+WRAP_MAP(mmap64, off64_t)
 WRAP(SPACE, int, ftruncate, (int fd, off_t n), (fd, n))
 WRAP(SPACE, int, ftruncate64, (int fd, off64_t n), (fd, n))
 WRAP(SYNC, int, fsync, (int fd), (fd))

@@ -1,0 +1,15 @@
+"""Every call of the system fails once, and from there on: PYGGML_DEEP (200) says how many of each kind are tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.trust.preloaded import faulty
+
+from . import COUNT
+
+
+def test_every_call(tmp_path: Path) -> None:
+    done = faulty(tmp_path, COUNT, timeout=7200, least=1024)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
