@@ -1,5 +1,5 @@
-// Faults made on purpose: preloaded (LD_PRELOAD), it makes the n-th call of a kind fail. Nothing fails until `fault_arm`
-// is called, through ctypes, where the operation that is tried begins.
+// Faults made on purpose: preloaded (LD_PRELOAD), it makes the n-th call of a kind fail. Nothing fails until
+// `fault_arm` is called, through ctypes, where the operation that is tried begins.
 //
 //     gcc -shared -fPIC -O1 -o faults.so faults.c -ldl
 #define _GNU_SOURCE
@@ -76,16 +76,16 @@ static void *real(const char *name, void **found) {
   return f;
 }
 
-#define WRAP(kind, type, name, params, args)                                                                          \
-  static void *name##_real;                                                                                           \
+#define WRAP(kind, type, name, params, args)                                                                           \
+  static void *name##_real;                                                                                            \
   type name params { return fails(kind) ? (type)-1 : REAL(name) args; }
 
 // Small anonymous maps are the interpreter's own: a thread of Python that gets none as it begins leaves the one that
 // started it waiting for ever (CPython's Thread.start).
-#define WRAP_MAP(name, off)                                                                                           \
-  static void *name##_real;                                                                                           \
-  void *name(void *p, size_t n, int prot, int flags, int fd, off at) {                                                \
-    return (fd >= 0 || n > 1 << 20) && fails(MAP) ? MAP_FAILED : REAL(name)(p, n, prot, flags, fd, at);               \
+#define WRAP_MAP(name, off)                                                                                            \
+  static void *name##_real;                                                                                            \
+  void *name(void *p, size_t n, int prot, int flags, int fd, off at) {                                                 \
+    return (fd >= 0 || n > 1 << 20) && fails(MAP) ? MAP_FAILED : REAL(name)(p, n, prot, flags, fd, at);                \
   }
 WRAP_MAP(mmap, off_t)
 WRAP_MAP(mmap64, off64_t)
@@ -97,9 +97,7 @@ WRAP(NAME, int, renameat, (int i, const char *a, int j, const char *b), (i, a, j
 WRAP(NAME, int, linkat, (int i, const char *a, int j, const char *b, int flags), (i, a, j, b, flags))
 
 static void *posix_fallocate_real, *posix_fallocate64_real, *pthread_create_real;
-int posix_fallocate(int fd, off_t at, off_t n) {
-  return fails(SPACE) ? armed_error : REAL(posix_fallocate)(fd, at, n);
-}
+int posix_fallocate(int fd, off_t at, off_t n) { return fails(SPACE) ? armed_error : REAL(posix_fallocate)(fd, at, n); }
 int posix_fallocate64(int fd, off64_t at, off64_t n) {
   return fails(SPACE) ? armed_error : REAL(posix_fallocate64)(fd, at, n);
 }
@@ -108,14 +106,14 @@ int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), vo
 }
 
 // Opening: the third argument is there when a file may be made.
-#define WRAP_OPEN(name, params, ...)                                                                                  \
-  static void *name##_real;                                                                                           \
-  int name params {                                                                                                   \
-    va_list rest;                                                                                                     \
-    va_start(rest, flags);                                                                                            \
-    const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                                     \
-    va_end(rest);                                                                                                     \
-    return fails(OPEN) ? -1 : REAL(name)(__VA_ARGS__, flags, mode);                                                   \
+#define WRAP_OPEN(name, params, ...)                                                                                   \
+  static void *name##_real;                                                                                            \
+  int name params {                                                                                                    \
+    va_list rest;                                                                                                      \
+    va_start(rest, flags);                                                                                             \
+    const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                                      \
+    va_end(rest);                                                                                                      \
+    return fails(OPEN) ? -1 : REAL(name)(__VA_ARGS__, flags, mode);                                                    \
   }
 WRAP_OPEN(open, (const char *path, int flags, ...), path)
 WRAP_OPEN(open64, (const char *path, int flags, ...), path)
@@ -123,11 +121,11 @@ WRAP_OPEN(openat, (int at, const char *path, int flags, ...), at, path)
 WRAP_OPEN(openat64, (int at, const char *path, int flags, ...), at, path)
 
 // Reads and writes may also be short.
-#define WRAP_BYTES(kind, name, params, args, short_args)                                                              \
-  static void *name##_real;                                                                                           \
-  ssize_t name params {                                                                                               \
-    if (!fails(kind)) return REAL(name) args;                                                                         \
-    return armed_error == SHORT ? REAL(name) short_args : -1;                                                         \
+#define WRAP_BYTES(kind, name, params, args, short_args)                                                               \
+  static void *name##_real;                                                                                            \
+  ssize_t name params {                                                                                                \
+    if (!fails(kind)) return REAL(name) args;                                                                          \
+    return armed_error == SHORT ? REAL(name) short_args : -1;                                                          \
   }
 #define HALF(n) ((n) > 1 ? (n) / 2 : (n))
 WRAP_BYTES(READ, read, (int fd, void *p, size_t n), (fd, p, n), (fd, p, HALF(n)))
@@ -137,15 +135,13 @@ WRAP_BYTES(WRITE, write, (int fd, const void *p, size_t n), (fd, p, n), (fd, p, 
 WRAP_BYTES(WRITE, pwrite, (int fd, const void *p, size_t n, off_t at), (fd, p, n, at), (fd, p, HALF(n), at))
 WRAP_BYTES(WRITE, pwrite64, (int fd, const void *p, size_t n, off64_t at), (fd, p, n, at), (fd, p, HALF(n), at))
 
-static struct iovec half(const struct iovec *v) {
-  return (struct iovec){v->iov_base, HALF(v->iov_len)};
-}
-#define WRAP_VECTORS(kind, name, params, after)                                                                       \
-  static void *name##_real;                                                                                           \
-  ssize_t name params {                                                                                               \
-    if (!fails(kind)) return REAL(name)(fd, v, n after);                                                              \
-    const struct iovec some = half(v);                                                                                \
-    return armed_error == SHORT ? REAL(name)(fd, &some, 1 after) : -1;                                                \
+static struct iovec half(const struct iovec *v) { return (struct iovec){v->iov_base, HALF(v->iov_len)}; }
+#define WRAP_VECTORS(kind, name, params, after)                                                                        \
+  static void *name##_real;                                                                                            \
+  ssize_t name params {                                                                                                \
+    if (!fails(kind)) return REAL(name)(fd, v, n after);                                                               \
+    const struct iovec some = half(v);                                                                                 \
+    return armed_error == SHORT ? REAL(name)(fd, &some, 1 after) : -1;                                                 \
   }
 #define AT , at
 WRAP_VECTORS(READ, preadv, (int fd, const struct iovec *v, int n, off_t at), AT)
