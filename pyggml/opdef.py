@@ -47,7 +47,7 @@ Gradient: TypeAlias = "Tensor | Part | Zero | Callable[[], Tensor | Part] | None
 Layout = tuple[DType, Ne, Ne | None, int]  # of a result: type, ne, nb (None: that of what it is written over), rank
 
 OPS: dict[str, OpDef] = {}
-_MAX_KNOWN = 4096  # layouts kept of one op
+_MAX_KNOWN = 512  # layouts kept of one op: those of the Vars of a context that is gone are never asked for again
 
 
 class RuleBroken(Exception):

@@ -33,9 +33,9 @@ def _in_threads(run: Callable[[int, int], int], n_rows: int, n: int, n_threads: 
     if workers <= 1:
         status = run(0, n_rows)
     else:
-        from concurrent.futures import ThreadPoolExecutor  # it takes 2 ms, which programs that quantise nothing save
+        from pyggml.native.thread_pool import ThreadPool  # it takes 2 ms, which programs that quantise nothing save
 
-        with ThreadPoolExecutor(workers) as pool:
+        with ThreadPool(workers) as pool:
             status = max(pool.map(run, *zip(*chunks, strict=True)))
     if status:
         raise DTypeError(f"{dtype.name} has no converter to or from F32")

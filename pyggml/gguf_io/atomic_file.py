@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_OUR_FILES = "/proc/self/fd"  # the folder of our open files, through which the nameless one gets its name
+
 
 class AtomicFile:
     """A binary file that appears at `path`, whole and on disk, when its `with` block ends without an exception, or when
@@ -31,28 +33,41 @@ class AtomicFile:
             raise OSError(errno.EINVAL, "is no file, and is not replaced by one", os.fspath(path))
         folder, name = os.path.split(self.path)
         self._temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
-        self._fds: int | None = None  # the folder of our open files, through which the nameless one gets its name
+        self._named = False
         try:
-            self._fds = os.open("/proc/self/fd", os.O_RDONLY)
-            fd = os.open(folder or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
-            self._named = False
-        except (OSError, AttributeError):  # a file system, or a system, without O_TMPFILE
-            self._close_fds()
-            try:
-                fd = os.open(self._temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-            except OSError as e:
-                raise OSError(e.errno, e.strerror, os.fspath(path)) from None
-            self._named = True
-        self.file = os.fdopen(fd, "wb")
-        with suppress(FileNotFoundError):  # a new file has what the umask leaves
-            os.fchmod(fd, stat.S_IMODE(os.stat(self.path).st_mode) & 0o777)
+            self.file = open(self._temporary, "wb", opener=self._create)  # noqa: SIM115 (this is a context manager)
+        except OSError as e:
+            self._remove()
+            raise OSError(e.errno, e.strerror, os.fspath(path)) from None
+        except BaseException:
+            self._remove()
+            raise
+        try:
+            with suppress(FileNotFoundError):  # a new file has what the umask leaves
+                os.fchmod(self.file.fileno(), stat.S_IMODE(os.stat(self.path).st_mode) & 0o777)
+        except BaseException:
+            self.discard()
+            raise
+
+    def _create(self, path: str, flags: int) -> int:
+        """The descriptor of a new file without a name, or called `path`."""
+        if os.path.isdir(_OUR_FILES):
+            with suppress(OSError, AttributeError):  # a file system, or a system, without O_TMPFILE
+                return os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        self._named = True
+        return fd
 
     def commit(self) -> None:
         """Give the file its name, replacing what is there."""
         self.file.flush()
         os.fsync(self.file.fileno())
         if not self._named:
-            os.link(str(self.file.fileno()), self._temporary, src_dir_fd=self._fds)
+            files = os.open(_OUR_FILES, os.O_RDONLY)
+            try:
+                os.link(str(self.file.fileno()), self._temporary, src_dir_fd=files)
+            finally:
+                os.close(files)
             self._named = True
         os.replace(self._temporary, self.path)
         self._named = False
@@ -62,7 +77,9 @@ class AtomicFile:
         """Close the file. When it was not committed, nothing of it remains."""
         with suppress(OSError):  # what could not be written before is given up
             self.file.close()
-        self._close_fds()
+        self._remove()
+
+    def _remove(self) -> None:
         if self._named:
             with suppress(OSError):
                 os.unlink(self._temporary)
@@ -76,11 +93,6 @@ class AtomicFile:
                 self.commit()
         finally:
             self.discard()
-
-    def _close_fds(self) -> None:
-        if self._fds is not None:
-            os.close(self._fds)
-            self._fds = None
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

@@ -100,10 +100,12 @@ class GGUFOut:
             offset += stored_bytes(dtype, ne)
             offset += -offset % alignment
         self._out = AtomicFile(path)
-        size = 0
-        for part in header:
-            size += self._out.file.write(part)
-        self._pad(size)
+        try:
+            size = sum(self._out.file.write(part) for part in header)
+            self._pad(size)
+        except BaseException:
+            self._out.discard()
+            raise
 
     def write_tensor(self, chunks: Iterable[np.ndarray[Any, np.dtype[Any]]]) -> None:
         """The data of the next tensor: contiguous arrays that follow each other."""

@@ -43,7 +43,7 @@ _DTYPES = {DType.F32: ("F32", 4), DType.F16: ("F16", 2), DType.BF16: ("BF16", 2)
 _MADE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # computed from the config
 _STILL = 1e29  # a dimension with a frequency factor this large does not turn
 # What Python and NumPy raise for damaged files. Files can be damaged in too many ways to check for each of them.
-_DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, MemoryError)
+_DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _OWN = ("general.", "tokenizer.", "split.")
 
 
@@ -74,6 +74,8 @@ def export_folder(
             sync_folder(target.parent)
             return
         except ModelError as e:
+            if isinstance(e.__context__, OSError):  # the disk fails: that tells nothing of the family
+                raise
             reasons.append(f"as {family.types[0]}: {str(e).replace(str(temporary), str(target))}")
         except _DAMAGED as e:
             reasons.append(f"as {family.types[0]}: the file holds what its model cannot have ({type(e).__name__}: {e})")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyggml.form import BUFT, repacked
 from pyggml.gguf_io.bind import read_only
 from pyggml.graph import Graph
 from pyggml.native.packing import copy_size, matrix_size
+from pyggml.native.thread_pool import ThreadPool
 from pyggml.tensor import Ne, Tensor
 
 from .experts import Addresses, ExpertCache, Layer
@@ -82,7 +83,7 @@ class WeightStream:
         items = {name: _items(weights[name], forms) for name, forms in uses.items()}
         packed = [weights[i.name] for of in items.values() for i in of if i.packed and origins[i.name].packed is None]
         self.staging = max((staging_size(t.dtype, t.ne) for t in packed), default=0)
-        self._readers = ThreadPoolExecutor(READERS, "pyggml-reader")
+        self._readers = ThreadPool(READERS, "pyggml-reader")
         self._ring = Ring(self._readers)
         total = self.staging + sum(padded(i.size) for of in items.values() for i in of)
         mixed = _experts(weights, origins, graph, items) if total > budget else {}

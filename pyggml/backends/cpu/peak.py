@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from pyggml.native import ffi, lib
+from pyggml.native.thread_pool import ThreadPool
 
 from ...buffers.buffer import Buffer
 from .isa import isa_levels
@@ -45,7 +45,7 @@ def compute_rate(isa: str, kind: str, n_threads: int) -> float:
 def _best(work: Callable[[int], float], n_threads: int) -> float:
     """The highest rate of some rounds in which each thread does its share of the work."""
     best = 0.0
-    with ThreadPoolExecutor(n_threads) as pool:
+    with ThreadPool(n_threads) as pool:
         begin, rounds = time.perf_counter(), 0
         while rounds < _ROUNDS or time.perf_counter() - begin < _SECONDS:
             start = time.perf_counter()

@@ -7,9 +7,9 @@ is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 from pyggml.native.packing import GROUP, copy_size, matrix_size, pack_groups
+from pyggml.native.thread_pool import ThreadPool
 from pyggml.native.threads import thread_count
 
 from ...buffers.buffer import Buffer
@@ -70,7 +70,7 @@ def repack(
     sizes = [copy_size(t.dtype, t.ne) for t in todo]
     arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation, so that the system can use large pages
     done = 0
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPool(workers) as pool:
         for t, size in zip(todo, sizes, strict=True):
             if progress is not None:
                 progress(done / arena.size)
@@ -103,7 +103,7 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
             t.form = IN_PASSING
 
 
-def _pack(t: Tensor, copy: Buffer, pool: ThreadPoolExecutor) -> None:
+def _pack(t: Tensor, copy: Buffer, pool: ThreadPool) -> None:
     _, m, n_mat, _ = t.ne
     size = matrix_size(t.dtype, t.ne)
     n_groups = -(-m // GROUP)

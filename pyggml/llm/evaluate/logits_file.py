@@ -38,8 +38,12 @@ class LogitsWriter:
 
     def __init__(self, path: str | os.PathLike[str], chunks: Chunks, n_vocab: int) -> None:
         self._out = AtomicFile(path)
-        self._out.file.write(_HEADER.pack(_MAGIC, chunks.n_ctx, n_vocab, chunks.n_chunks))
-        self._out.file.write(chunks.ids[: chunks.n_chunks * chunks.n_ctx].astype("<i4").tobytes())
+        try:
+            self._out.file.write(_HEADER.pack(_MAGIC, chunks.n_ctx, n_vocab, chunks.n_chunks))
+            self._out.file.write(chunks.ids[: chunks.n_chunks * chunks.n_ctx].astype("<i4").tobytes())
+        except BaseException:
+            self._out.discard()
+            raise
 
     def add(self, logits: Floats) -> None:
         """The rows [n, n_vocab] of the next tokens."""

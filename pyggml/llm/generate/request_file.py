@@ -89,11 +89,21 @@ class RequestFile:
             index = todo[int(result["index"])]
             result["index"] = index
             data = self._written(result)
-            if os.write(self._out.fileno(), data) != len(data):
-                raise BatchError(f"{self.path}: the disk is full")
+            self._append(data)
             self._is_error[index] = result.get("error") is not None
             yield result
         self._put_in_order()
+
+    def _append(self, data: bytes) -> None:
+        """Write a line; no half of it stays when it cannot be written."""
+        fd, left = self._out.fileno(), memoryview(data)
+        size = os.fstat(fd).st_size
+        try:
+            while left:
+                left = left[os.write(fd, left) :]
+        except BaseException:
+            os.ftruncate(fd, size)
+            raise
 
     def __enter__(self) -> RequestFile:
         return self

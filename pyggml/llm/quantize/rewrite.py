@@ -7,7 +7,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from pyggml.gguf_io.read import ALIGNMENT_KEY
 from pyggml.gguf_io.split import SPLIT_KEYS, SplitOut, part_path, prefix_of, split_tensors
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record, stored_bytes
 from pyggml.models import get_architecture
+from pyggml.native.thread_pool import ThreadPool
 from pyggml.native.threads import thread_count
 from pyggml.tensor import rank_of
 
@@ -301,7 +302,7 @@ def _convert(source: Source, t: TensorPlan, n_threads: int | None) -> Iterator[t
             t.error.include(error)
         return len(stored) * n, stored
 
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPool(workers) as pool:
         try:
             for piece in source.rows(t.source.name, _CHUNK):
                 weights = None if t.weights is None else t.weights[row // per_matrix % len(t.weights)]

@@ -87,7 +87,8 @@ def load_state(ctx: Stateful, path: Path) -> list[int]:
 
     Cells go to the places that they had, or to the first places when the cache is smaller now. Raises StateError for a
     file that is truncated, damaged, newer, of another model or not a state at all, KVCacheFull when it does not fit;
-    then nothing has changed. Ctrl-C waits until the state is in place.
+    then nothing has changed. When memory ends in the middle (MemoryError), the context is empty. Ctrl-C waits until the
+    state is in place.
     """
     return load_state_bytes(ctx, state_file.read(path))
 
@@ -103,8 +104,12 @@ def load_state_bytes(ctx: Stateful, data: bytes) -> list[int]:
     r = _opened(ctx, data, "context")
     tokens, puts, outputs, logits = _read(ctx, r, None)
     with uninterrupted():
-        for put in puts:
-            put()
+        try:
+            for put in puts:
+                put()
+        except BaseException:  # no memory: a part of the state is in place, which is no state
+            ctx.memory.clear()
+            raise
         ctx.outputs, ctx.logits = outputs, logits
     return tokens
 

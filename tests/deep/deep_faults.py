@@ -1,0 +1,18 @@
+"""Every call of the system fails once, and from there on: PYGGML_DEEP (200) says how many of each kind are tried.
+
+Allocations below 4096 bytes do not fail: NumPy 2.4 raises SystemError for some of its own, and may crash.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.trust.preloaded import faulty
+
+from . import COUNT
+
+
+def test_every_call(tmp_path: Path) -> None:
+    done = faulty(tmp_path, COUNT, timeout=7200)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
