@@ -1,5 +1,5 @@
 // mul_mat and mul_mat_id of repacked weights (r16.h), and of weights as they are stored: floats, or blocks that are
-// repacked in passing. A repacked matrix keeps the type and the shape of the original tensor, and its data is the
+// repacked in passing; in the fast form, whose columns are bytes, too. A repacked matrix keeps the type and the shape of the original tensor, and its data is the
 // repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to the next (mul_mat_id).
 #include "products/experts.h"
 #include "products/r16/repacked.h"
@@ -30,6 +30,25 @@ PG_INLINE gemm gemm_for(const r16_product *p) {
   return GEMM(PG_ISA);
 }
 
+// How a matrix is multiplied.
+enum way { FEW, MANY, BYTES };
+
+#if defined(__AMX_BF16__)
+PG_INLINE enum way way_of(const r16_product *p, int fast) {
+  return !r16_of_floats(p) && p->n_cols <= r16_few(r16_unpacks_slowly(p->f)) ? FEW : MANY;
+}
+PG_INLINE gemm gemm_of(const r16_product *p, enum way way) { return gemm_for(p); }
+#else
+PG_INLINE enum way way_of(const r16_product *p, int fast) {
+  if (fast && R16_INT8_FN(r16_suits)(p->f)) return BYTES;
+  return p->n_cols <= r16_few(r16_unpacks_slowly(p->f)) ? FEW : MANY;
+}
+PG_INLINE gemm gemm_of(const r16_product *p, enum way way) {
+  const gemm bytes = {R16_INT8_FN(r16_gemm_work), R16_INT8_FN(r16_gemm_columns), R16_INT8_FN(r16_gemm)};
+  return way == BYTES ? bytes : gemm_for(p);
+}
+#endif
+
 // Scratch bytes, enough for all columns or fewer.
 static int64_t gemm_bytes(r16_product p, int nth) {
   int64_t bytes = gemm_for(&p).work(&p, nth);
@@ -49,6 +68,14 @@ int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
   const r16_product p = blocks_of(t);
   return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
 }
+
+#if !defined(__AMX_BF16__)
+// The same in the fast form: the products of one op may be in two ways, because types differ.
+int64_t PG_FN(mul_mat_r16_fast_work)(const pg_task *t, int nth) {
+  const r16_product p = blocks_of(t);
+  return pg_plus(up64(PG_FN(mul_mat_r16_work)(t, nth)), gemm_of(&p, BYTES).work(&p, nth));
+}
+#endif
 
 // Let p take the results of the product before it as its gate.
 PG_INLINE void gate(r16_product *p, const pg_task *t) {
@@ -96,39 +123,41 @@ PG_INLINE products products_of(const pg_task *t, int form) {
   return s;
 }
 
-static int multiply(const pg_task *t, int ith, int nth, int form) {
+static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   const products s = products_of(t, form);
-  int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
-  for (int i = 0; i < s.n; i++) {
-    few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
-    n_few += few[i];
-  }
-  const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
-  const gemm g = gemm_for(s.p);
+  enum way ways[PG_MM_MAX] = {FEW}; // each matrix is multiplied as it would be alone, without the others
+  int64_t n[BYTES + 1] = {0};
+  for (int i = 0; i < s.n; i++) n[ways[i] = way_of(&s.p[i], fast)]++;
+  const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && ways[0] == ways[1] ? 2 : 1; // at a time
   r16_queue q = r16_queue_of(t, nth);
   r16_x *x = (r16_x *)t->work;
-  char *columns = t->work + (n_few ? x_bytes(t) : 0);
-  if (n_few) {
+  char *many = t->work + (n[FEW] ? x_bytes(t) : 0), *bytes = many + (n[MANY] ? gemm_bytes(s.p[0], nth) : 0);
+  if (n[FEW]) {
     R16_FN(r16_quantize)(s.p, x, ith, nth);
     pg_sync(t, nth);
   }
-  if (n_few < s.n) g.columns(s.p, &q, columns);
+  if (n[MANY]) gemm_of(s.p, MANY).columns(s.p, &q, many);
+  if (n[BYTES]) gemm_of(s.p, BYTES).columns(s.p, &q, bytes);
   for (int i = 0; i < s.n; i += n_p) {
-    if (few[i])
+    if (ways[i] == FEW)
       R16_FN(r16_gemv)(s.p + i, n_p, x, &q);
     else
-      g.multiply(s.p + i, n_p, &q, columns, ith);
+      gemm_of(s.p, ways[i]).multiply(s.p + i, n_p, &q, ways[i] == MANY ? many : bytes, ith);
     if (gated && n_p == 1) pg_sync(t, nth); // the gate must be complete before it is used
   }
   return PG_OK;
 }
 
-int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED); }
-int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
+int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED, 0); }
+int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 0); }
+#if !defined(__AMX_BF16__)
+int PG_FN(mul_mat_r16_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED, 1); }
+int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 1); }
+#endif
 
 #if defined(__AMX_BF16__)
 // mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
-int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF); }
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, 0); }
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
@@ -139,7 +168,7 @@ PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
 
 // mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
-int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT); }
+int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT, 0); }
 
 int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
   const r16_product p = shape_of(t, 1);
@@ -154,13 +183,20 @@ int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
   return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
 }
 
-static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
+#if !defined(__AMX_BF16__)
+int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) {
+  const r16_product p = blocks_of(t);
+  return PG_MAX(PG_FN(mul_mat_id_r16_work)(t, nth),
+                pg_plus(pg_times(nth, pg_sorted_bytes(t)), gemm_of(&p, BYTES).work(&p, nth)));
+}
+#endif
+
+static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   const r16_format f = *r16_find(a->type);
   const int64_t n_expert = a->ne[2];
   int32_t *list = (int32_t *)(t->work + ith * pg_sorted_bytes(t)), *end = list + columns_of(t);
   r16_x *x = (r16_x *)(t->work + nth * pg_sorted_bytes(t));
-  char *work = (char *)x + x_bytes(t);
   const int status = pg_sort_columns(t, list, end);
   if (status) return status; // all threads see the same ids
   const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
@@ -174,8 +210,12 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
                          .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   r16_queue q = r16_queue_of(t, nth);
-  R16_FN(r16_quantize)(p, x, ith, nth);
-  pg_sync(t, nth);
+  const int in_bytes = way_of(p, fast) == BYTES; // of few columns, too
+  char *work = (char *)x + (in_bytes ? 0 : x_bytes(t));
+  if (!in_bytes) {
+    R16_FN(r16_quantize)(p, x, ith, nth);
+    pg_sync(t, nth);
+  }
   for (int64_t e = 0; e < n_expert; e++) {
     const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
     for (int i = 0; i < n_p; i++) {
@@ -185,17 +225,26 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       p[i].list = list + start;
       p[i].n_cols = n_cols;
     }
-    if (n_cols > r16_few(r16_unpacks_slowly(f))) {
-      pg_sync(t, nth); // the previous expert's scratch is free
-      const gemm g = gemm_for(p);
-      g.columns(p, &q, work);
-      g.multiply(p, n_p, &q, work, ith);
-    } else if (n_cols) {
+    if (!n_cols) continue;
+    const enum way way = way_of(p, fast);
+    if (way == FEW) {
       R16_FN(r16_gemv)(p, n_p, x, &q);
+    } else {
+      pg_sync(t, nth); // the previous expert's scratch is free
+      gemm_of(p, way).columns(p, &q, work);
+      gemm_of(p, way).multiply(p, n_p, &q, work, ith);
     }
   }
   return PG_OK;
 }
 
-int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED); }
-int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED); }
+int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED, 0); }
+int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED, 0); }
+#if !defined(__AMX_BF16__)
+int PG_FN(mul_mat_id_r16_fast_any)(const pg_task *t, int ith, int nth) {
+  return multiply_by_id(t, ith, nth, REPACKED, 1);
+}
+int PG_FN(mul_mat_id_stored_fast_any)(const pg_task *t, int ith, int nth) {
+  return multiply_by_id(t, ith, nth, STORED, 1);
+}
+#endif

@@ -21,6 +21,8 @@ ROUND_BEYOND = {
 # Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.
 _SPLIT_BEYOND = {DType.F16: 31, DType.BF16: 11}
 
+_IN_BYTES = ("avx2", "avx512vnni")  # levels with kernels for weights in the fast form; with tiles none is faster
+
 
 def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     """How `node` is computed at this level, when it is a product in a way of the CPU's own: its kernel, and the copy of
@@ -35,16 +37,18 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     form, columns = a.form, node.n_rows
     if form.copy is not None:
         way = "_r16"
-    elif form is IN_PASSING:
+    elif form.name == IN_PASSING.name:
         way = "_stored"
     elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
-    elif form is ROUNDED and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
+    elif form.name == ROUNDED.name and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
         way = "_half"
     elif bounds(columns)[0] > _SPLIT_BEYOND[a.dtype]:
         way = "_exact"
     else:
         return None
+    if form.fast and isa in _IN_BYTES and way in ("_r16", "_stored") and node.op in ("mul_mat", "mul_mat_id"):
+        way += "_fast"
     kernel = kernel_of(isa, node, way)
     return None if kernel is None else (kernel, form.copy)
 
