@@ -26,7 +26,9 @@ def in_bytes(isa: str) -> list[gg.DType]:
     return [t for t in TYPES if t not in WIDE.get(isa, ())]
 
 
-def fast(rng: np.random.Generator, dtype: gg.DType, shape: tuple[int, ...], isa: str, passing: bool = False) -> gg.Tensor:
+def fast(
+    rng: np.random.Generator, dtype: gg.DType, shape: tuple[int, ...], isa: str, passing: bool = False
+) -> gg.Tensor:
     w = source(dtype, gaussian(rng, shape))
     repack_in_passing([w]) if passing else repack([w], isa=isa)
     be_fast([w])
