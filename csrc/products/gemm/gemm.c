@@ -137,8 +137,8 @@ void R16_NUMBERS_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char 
     const int64_t g = i % n_parts * per;
     const pg_range all = pg_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
     const int64_t end = PG_MIN(all.last * unit, n_tiles);
-    for (int64_t t = all.first * unit; t < end; t += R16_TILES) {
-      const pg_range tiles = {t, PG_MIN(t + R16_TILES, end)};
+    for (int64_t t = all.first * unit; t < end; t += r16_tiles(p)) {
+      const pg_range tiles = {t, PG_MIN(t + r16_tiles(p), end)};
       for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, &own);
     }
   }

@@ -48,6 +48,15 @@ PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
 
 enum { R16_TILES = 256 / TILE_ROWS }; // most tiles of rows at a time: columns are read from memory once for all of them
 
+// Tiles of rows at a time. When there is one group of columns in bytes, which few columns are too, rows are read one after
+// the other: memory is the limit.
+PG_INLINE int64_t r16_tiles(const r16_product *p) {
+#if defined(R16_INT8)
+  if (p->n_cols <= NT) return 1;
+#endif
+  return R16_TILES;
+}
+
 // Room for the elements of R16_ACROSS stored rows that a product across them converts at a time: a row of whole blocks
 // of any type, and a stride that is no power of two.
 enum { R16_ACROSS = 256, R16_ROW = R16_TILES * TILE_ROWS + 16, R16_OWN = R16_ACROSS * R16_ROW };

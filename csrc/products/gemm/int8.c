@@ -83,23 +83,20 @@ PG_INLINE void tile(int nt, int halves, int run, way f, const r16_panel *w, r16_
                                                                                 vf_load(t.before[j] + i * VF_N));
   const r16_numbers *of = x.numbers;
   for (int64_t s = 0; s < w->n_units * halves; s++, x.bytes += 4 * per * width) {
-    if (f.shifts) {
-      const vf w0 = vf_load(w->shifts[s]), w1 = vf_load(w->shifts[s] + VF_N);
-      UNROLL for (int j = 0; j < nt; j++) {
-        const vf b = vf_set1(of->moments[whole][s][j]);
-        vf_store(acc[j][0], vf_fma(w0, b, vf_load(acc[j][0])));
-        vf_store(acc[j][1], vf_fma(w1, b, vf_load(acc[j][1])));
-      }
-    }
     IN_ORDER;
     vi dots[NT][2];
     dot(nt, f, per, w->codes + s * per, x.bytes, width, of->sums[whole][s], &fetch, &at, dots);
     IN_ORDER;
-    const vf s0 = vf_load(w->scales[s]), s1 = vf_load(w->scales[s] + VF_N);
-    UNROLL for (int j = 0; j < nt; j++) {
+    UNROLL for (int j = 0; j < nt; j++) { // scales and shifts are loaded for each column: there are no registers left
       const vf d = vf_set1(of->steps[s / halves][j]);
-      vf_store(acc[j][0], vf_fma(vf_of_vi(dots[j][0]), vf_mul(s0, d), vf_load(acc[j][0])));
-      vf_store(acc[j][1], vf_fma(vf_of_vi(dots[j][1]), vf_mul(s1, d), vf_load(acc[j][1])));
+      vf a0 = vf_load(acc[j][0]), a1 = vf_load(acc[j][1]);
+      if (f.shifts) {
+        const vf m = vf_set1(of->moments[whole][s][j]);
+        a0 = vf_fma(m, vf_load(w->shifts[s]), a0);
+        a1 = vf_fma(m, vf_load(w->shifts[s] + VF_N), a1);
+      }
+      vf_store(acc[j][0], vf_fma(vf_of_vi(dots[j][0]), vf_mul(d, vf_load(w->scales[s])), a0));
+      vf_store(acc[j][1], vf_fma(vf_of_vi(dots[j][1]), vf_mul(d, vf_load(w->scales[s] + VF_N)), a1));
       IN_ORDER;
     }
   }

@@ -14,7 +14,7 @@
 #include "products/r16/scales.h"
 
 enum {
-  KC = 256, // elements of a strip: a tile's operands stay in a 32 KiB L1 cache
+  KC = 512, // elements of a strip: a tile's operands stay in a 32 KiB L1 cache
   KC_UNITS = KC / R16_UNIT,
   NT = VF_N == 16 ? 14 : 4, // columns of a tile: with two registers of rows, as many sums as fit the registers
   TILE_ROWS = 2 * VF_N,
