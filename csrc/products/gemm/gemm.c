@@ -17,7 +17,9 @@ typedef struct scratch {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int64_t columns_bytes(const r16_product *p) { return pg_plus(R16_NUMBERS_FN(r16_columns_bytes)(p), 63) / 64 * 64; }
+static int64_t columns_bytes(const r16_product *p) {
+  return pg_plus(R16_NUMBERS_FN(r16_columns_bytes)(p), 63) / 64 * 64;
+}
 
 // Panels that are converted at a time.
 static int64_t panels_of(const r16_product *p) { return p->across ? R16_TILES : R16_PANELS; }

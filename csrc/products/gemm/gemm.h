@@ -48,8 +48,8 @@ PG_INLINE int64_t r16_strip_elements(const r16_columns *c, int64_t strip) {
 
 enum { R16_TILES = 256 / TILE_ROWS }; // most tiles of rows at a time: columns are read from memory once for all of them
 
-// Tiles of rows at a time. When there is one group of columns in bytes, which few columns are too, rows are read one after
-// the other: memory is the limit.
+// Tiles of rows at a time. When there is one group of columns in bytes, which few columns are too, rows are read one
+// after the other: memory is the limit.
 PG_INLINE int64_t r16_tiles(const r16_product *p) {
 #if defined(R16_INT8)
   if (p->n_cols <= NT) return 1;
@@ -85,4 +85,4 @@ void R16_NUMBERS_FN(r16_put_across)(r16_panel *panels, const r16_product *p, pg_
 // - multiply them: the whole column j of the group goes to to[j * ld ..], with the sums `before` added (NULL: none; it
 //   may be the same memory as `to`). The first product of a panel prefetches the memory of the next panels.
 void R16_NUMBERS_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
-                         const r16_product *p, int64_t group, int64_t strip);
+                                  const r16_product *p, int64_t group, int64_t strip);

@@ -79,8 +79,8 @@ PG_INLINE void tile(int nt, int halves, int run, way f, const r16_panel *w, r16_
   _Alignas(64) float room[NT][2][VF_N];
   float(*acc)[2][VF_N] = room;
   __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i],
-                                                                                vf_load(t.before[j] + i * VF_N));
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)
+      vf_store(acc[j][i], vf_load(t.before[j] + i * VF_N));
   const r16_numbers *of = x.numbers;
   for (int64_t s = 0; s < w->n_units * halves; s++, x.bytes += 4 * per * width) {
     IN_ORDER;
@@ -100,8 +100,8 @@ PG_INLINE void tile(int nt, int halves, int run, way f, const r16_panel *w, r16_
       IN_ORDER;
     }
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(t.to + j * t.ld + i * VF_N,
-                                                                                vf_load(acc[j][i]));
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)
+      vf_store(t.to + j * t.ld + i * VF_N, vf_load(acc[j][i]));
 }
 
 // The kinds of tiles: number, halves, and without VNNI the run.
@@ -122,7 +122,7 @@ enum { N_KINDS = 6 };
 EACH_NT(X)
 #undef X
 
-#define AT(nt, kind, halves, run) [kind][(nt) - 1] = tile_##nt##_##kind,
+#define AT(nt, kind, halves, run) [kind][(nt)-1] = tile_##nt##_##kind,
 #define X(nt) KINDS(AT, nt)
 static void (*const tiles[N_KINDS][NT])(way f, const r16_panel *w, r16_byte_columns x, target t) = {EACH_NT(X)};
 #undef X

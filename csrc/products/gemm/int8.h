@@ -1,8 +1,8 @@
-// The numbers of gemm.h for weights in the fast form: columns in bytes, which meet codes as they are. That takes half as
-// many instructions as 16-bit integers (fixed.h), and leaves an NMSE of about 2e-5.
+// The numbers of gemm.h for weights in the fast form: columns in bytes, which meet codes as they are. That takes half
+// as many instructions as 16-bit integers (fixed.h), and leaves an NMSE of about 2e-5.
 //
-// A column has one step for each unit of 32 elements: x = d * q, q at most 127 in size. A result is summed in this order,
-// whatever it is computed beside, so its bits do not depend on the number of columns, or of threads:
+// A column has one step for each unit of 32 elements: x = d * q, q at most 127 in size. A result is summed in this
+// order, whatever it is computed beside, so its bits do not depend on the number of columns, or of threads:
 //
 //   sum     integers of x times codes less their offset: exact, in any order. A sum is as long as one scale of the
 //           weights holds: a unit, or half of one
@@ -38,8 +38,8 @@ typedef struct r16_panel {
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 
-// Codes as a panel has them: v = code - 2^offset (0 where offset is -1), code at most `max`. Values of a table, to which
-// 128 was added to make them codes, have less added here, so that sums of few products fit 16 bits.
+// Codes as a panel has them: v = code - 2^offset (0 where offset is -1), code at most `max`. Values of a table, to
+// which 128 was added to make them codes, have less added here, so that sums of few products fit 16 bits.
 typedef struct r16_bytes {
   int less; // code = r16_quartet's - less
   int offset, max;

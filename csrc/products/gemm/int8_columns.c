@@ -7,11 +7,11 @@
 
 #define EACH(n, i) _Pragma("GCC unroll 32") for (int i = 0; i < (n); i++)
 
-// What the largest element of a unit becomes, in each way that is tried. Where the others then fall between two integers
-// is chance, and the best of many ways loses less than the first.
+// What the largest element of a unit becomes, in each way that is tried. Where the others then fall between two
+// integers is chance, and the best of many ways loses less than the first.
 #define LARGEST(i) (127.45f - (float)(i) * (VF_N == 16 ? 0.55f : 1.1f))
 
-PG_INLINE vf rounded(vf a, vf b) { // a * b
+PG_INLINE vf rounded(vf a, vf b) {        // a * b
   const vf middle = vf_set1(12582912.0f); // floats of this size are whole
   return vf_sub(vf_fma(a, b, middle), middle);
 }

@@ -8,8 +8,8 @@ enum { PARTS = R16_ROWS / VF_N };
 
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
 
-// n units of a group, for the VF_N rows of a part: rows `row` .. of the panel. Meanwhile as many bytes from `ahead` on are
-// prefetched (NULL: none).
+// n units of a group, for the VF_N rows of a part: rows `row` .. of the panel. Meanwhile as many bytes from `ahead` on
+// are prefetched (NULL: none).
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row,
                         const uint8_t *ahead) {
   const int halves = r16_halves(f), head = r16_head_bytes(f), less = r16_bytes_of(f).less;

@@ -1,6 +1,7 @@
 // mul_mat and mul_mat_id of repacked weights (r16.h), and of weights as they are stored: floats, or blocks that are
-// repacked in passing; in the fast form, whose columns are bytes, too. A repacked matrix keeps the type and the shape of the original tensor, and its data is the
-// repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to the next (mul_mat_id).
+// repacked in passing; in the fast form, whose columns are bytes, too. A repacked matrix keeps the type and the shape
+// of the original tensor, and its data is the repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to
+// the next (mul_mat_id).
 #include "products/experts.h"
 #include "products/r16/repacked.h"
 

@@ -164,7 +164,8 @@ R16_GEMM(PG_ISA)
 R16_GEMM(avx512vnni)
 #endif
 
-// The same for the fast form, whose columns are bytes (products/gemm/int8.h); without tiles, for all numbers of columns.
+// The same for the fast form, whose columns are bytes (products/gemm/int8.h); without tiles, for all numbers of
+// columns.
 #define R16_INT8_FN(name) PG_CAT(name, _int8__, PG_ISA)
 #if !defined(__AMX_BF16__)
 int R16_INT8_FN(r16_suits)(r16_format f); // whether the fast form is faster for this type; if not, it is repacked
