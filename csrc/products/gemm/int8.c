@@ -19,11 +19,7 @@ typedef struct way {
   int halves, shifts, offset, run;
 } way;
 
-#if VF_N == 16
-PG_INLINE vi times_offset(vi a, int offset) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(offset)); }
-#else
-PG_INLINE vi times_offset(vi a, int offset) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(offset)); }
-#endif
+PG_INLINE vi times_offset(vi a, int offset) { return (vi)((rows)a << offset); }
 
 // dots[j] = the sum over `n` quartets of codes times bytes of nt columns, from -offset times the columns' sums.
 PG_INLINE void dot(int nt, way f, int n, const uint8_t (*w)[TILE_ROWS][4], const int8_t *x, int width,
