@@ -95,13 +95,13 @@ def _which(u: UBatch, tokens: Ints) -> Ints:
 
 def build_inp_deepstack(b: Build, level: int) -> Tensor:
     """What a tower adds to the output of layer `level`: F32 ne [n_embd, n_tokens], 0 for tokens of text."""
-    shape = b.n_tokens, b.hparams.n_embd
+    n_embd = b.hparams.n_embd
 
     def fill(u: UBatch, memory: Memory) -> Floats:
         deep = None if u.media is None else u.media.deepstack
-        return np.zeros(shape, np.float32) if deep is None else deep[level]
+        return np.zeros((u.n_tokens, n_embd), np.float32) if deep is None else deep[level]
 
-    return b.input(f"inp_deepstack_{level}", DType.F32, shape[::-1], fill)
+    return b.input(f"inp_deepstack_{level}", DType.F32, (n_embd, b.n_tokens), fill)
 
 
 def _build_inp_head(b: Build) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from pyggml.errors import BatchError
 from pyggml.llm.generate.requests import Result
-from pyggml.log import LOG
+from pyggml.logger import LOG
 
 _AT_MOST = 8
 ATTEMPTS = 3  # processes that die at the same thing, until that is given up

@@ -22,7 +22,7 @@ from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.hub import find_model
 from pyggml.inspect.watch import Watches
-from pyggml.log import LOG
+from pyggml.logger import LOG
 from pyggml.models import get_architecture
 from pyggml.signature import hands_on, keywords_of
 from pyggml.stream.sizes import memory_size

@@ -15,7 +15,7 @@ from pyggml.errors import ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
-from pyggml.log import LOG
+from pyggml.logger import LOG
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.hparams import TowerHParams
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize

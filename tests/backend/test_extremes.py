@@ -71,7 +71,12 @@ def test_parameters(op: str) -> None:
         if t.nbytes > LARGEST:
             return
         level = data.draw(st.sampled_from(levels_of(op)))
-        (((got, _), (want, _)),) = at_levels(t, [level], data.draw(st.integers(1, 2)))
+        try:
+            (((got, _), (want, _)),) = at_levels(t, [level], data.draw(st.integers(1, 2)))
+        except gg.BackendError:  # its data does not fit: ids of more experts than there are
+            with pytest.raises(gg.BackendError):
+                list(at_levels(t, [], 1))
+            return
         if all(type(node.op_params[name]) is int for name in names) and want.dtype.kind == "f":
             assert nmse(got, want) <= max(case.nmse, 1e-5)
 

@@ -15,7 +15,7 @@ from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT, open_gguf
 from pyggml.gguf_io.write import GGUFOut, kv_record
-from pyggml.log import LOG
+from pyggml.logger import LOG
 from pyggml.models.weights import Weights
 from pyggml.ops.matmul import WEIGHT_TYPES
 from pyggml.tensor import Tensor

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pyggml.log import LOG
+from pyggml.logger import LOG
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Scheduler
 

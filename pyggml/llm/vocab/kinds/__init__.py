@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from pyggml.errors import ModelError
-from pyggml.log import LOG
+from pyggml.logger import LOG
 
 from ..roles import Roles
 from ..tokens import KEY, Tokens, flag
