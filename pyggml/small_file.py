@@ -13,8 +13,11 @@ from .errors import GGMLError
 
 def open_regular(path: str | Path, error: type[GGMLError]) -> IO[bytes]:
     """The regular file `path`, open for reading. Raises `error` when it is not a regular file (a FIFO would block, a
-    device may never end), OSError when it cannot be opened."""
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    device may never end) and for what no file can be called, OSError when it cannot be opened."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError:  # a NUL, or half of a character of UTF-16
+        raise error(f"{os.fspath(path)!r}: no file can be called so") from None
     try:
         f = os.fdopen(file, "rb")
     except OSError as e:  # a directory

@@ -38,6 +38,9 @@ def test_shards(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../x-1.safetensors"}}))
     with pytest.raises(ModelError, match="not in the folder"):
         open_folder(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": "\ud800"}}))  # what the JSON of a stranger may say
+    with pytest.raises(ModelError, match="no file can be called so"):
+        open_folder(tmp_path)
 
 
 def test_damaged_files(tmp_path: Path) -> None:
