@@ -73,7 +73,24 @@ class BaseLlamaCache(ABC):
         return state if state.adapters == adapters else None
 
 
-class LlamaRAMCache(BaseLlamaCache):
+class _OwnCache(BaseLlamaCache):
+    """A cache that keeps with each state which adapters it had, and looks for both at once."""
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = self._find(key, None)
+        if found is None:
+            raise KeyError("no state begins like these tokens")
+        return found
+
+    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
+        return self._find(tokens, adapters)
+
+    @abstractmethod
+    def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
+        """The state that begins most like `tokens` and had these adapters (None: any); None when there is none."""
+
+
+class LlamaRAMCache(_OwnCache):
     """States in memory. Several `Llama` of one model may share it."""
 
     def __init__(self, capacity_bytes: int = 2 << 30) -> None:
@@ -83,12 +100,6 @@ class LlamaRAMCache(BaseLlamaCache):
     @property
     def cache_size(self) -> int:
         return sum(state.llama_state_size for state in self.cache_state.values())
-
-    def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        found = self._find(key, None)
-        if found is None:
-            raise KeyError("no state begins like these tokens")
-        return found
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return _longest(key, self.cache_state, None) is not None
@@ -102,9 +113,6 @@ class LlamaRAMCache(BaseLlamaCache):
         while self.cache_size > self.capacity_bytes:
             self.cache_state.popitem(last=False)
 
-    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
-        return self._find(tokens, adapters)
-
     def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
         entry = _longest(tokens, self.cache_state, adapters)
         if entry is None:
@@ -116,7 +124,7 @@ class LlamaRAMCache(BaseLlamaCache):
 LlamaCache = LlamaRAMCache
 
 
-class LlamaDiskCache(BaseLlamaCache):
+class LlamaDiskCache(_OwnCache):
     """States in the files of a folder, which stay when the program ends. A file has a line of JSON, then the state. A
     damaged file counts as none."""
 
@@ -128,12 +136,6 @@ class LlamaDiskCache(BaseLlamaCache):
     @property
     def cache_size(self) -> int:
         return sum(_size(path) for path in self._paths())
-
-    def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        found = self._find(key, None)
-        if found is None:
-            raise KeyError("no state begins like these tokens")
-        return found
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return _longest(key, self._entries(), None) is not None
@@ -153,9 +155,6 @@ class LlamaDiskCache(BaseLlamaCache):
                 break
             size -= _size(path)
             path.unlink(missing_ok=True)
-
-    def find(self, tokens: Sequence[int], adapters: str) -> LlamaState | None:
-        return self._find(tokens, adapters)
 
     def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
         entries = dict(self._entries())
