@@ -41,7 +41,7 @@ class EncodedText(KVCache):
         """Let `dst` have the text of `src` instead of its own. Raises BatchError when `dst` has tokens that have seen
         another text."""
         a, b = (checked_seq(s, self.n_seq_max) for s in (src, dst))
-        if self._decoder.pos_max[b] >= 0 and (self.seq[a] != self.seq[b]).any():
+        if self._decoder.pos_max[b] >= 0 and self._differ(a, b):
             raise BatchError(f"sequence {dst} has tokens that have seen another encoded text: remove it first")
         if a != b:
             super().seq_rm(b)
@@ -69,5 +69,9 @@ class EncodedText(KVCache):
                 raise BatchError(f"sequence {s} has no encoded text to answer: `encode` comes before `decode`")
         for first, *others in sets or ():
             for s in others:
-                if (self.seq[first] != self.seq[s]).any():
+                if self._differ(first, s):
                     raise BatchError(f"a token is of sequences {first} and {s}, whose encoded texts differ")
+
+    def _differ(self, a: int, b: int) -> bool:
+        """Whether two sequences have different texts."""
+        return bool((self.members.cells_of(a) != self.members.cells_of(b)).any())

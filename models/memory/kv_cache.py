@@ -16,15 +16,16 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
-from .kv_cells import KVCells, Slot, checked_seq
+from .kv_cells import EMPTY, KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
+from .members import bytes_of
 from .state_file import Array, StateReader, ascending, members_of
 
 if TYPE_CHECKING:
     from ..ubatch import UBatch
 
 PADDING, PADDING_FLASH_ATTN = 32, 256
-_CELL = 8  # bytes of a cell's position and delta; one more for each sequence
+_CELL = 8  # bytes of a cell's position and delta; and a bit for each sequence
 
 # Types that store K and V rotated, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
 ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)
@@ -94,7 +95,7 @@ class KVCache(KVCells):
             shapes = [(n.n_embd_k_gqa, 0 if hp.v_in_k else n.n_embd_v_gqa) for n in map(hp.layer, self.layers)]
         self.holds = [held is None or il % hp.n_layer in held for il in self.layers]  # as `k_l`: are they stored?
         row = sum(type_k.row_size(k) + type_v.row_size(v) for k, v in compress(shapes, self.holds))
-        check_memory((row + _CELL + n_seq_max) * size, f"a cache of {size} cells for {n_seq_max} sequences")
+        check_memory((row + _CELL + bytes_of(n_seq_max)) * size, f"a cache of {size} cells for {n_seq_max} sequences")
         super().__init__(size, n_seq_max, PADDING_FLASH_ATTN if flash_attn else PADDING)
         self.fixed = hp.fixed_positions
         own = {il: i for i, il in enumerate(self.layers)}
@@ -186,9 +187,9 @@ class KVCache(KVCells):
         """See `Store.save`: the cells in use, and K and V of each."""
         if seq is None:
             index = np.flatnonzero(self.pos >= 0)
-            members = self.seq[:, index].view(np.uint8)
+            members = self.members.of(index).view(np.uint8)
         else:
-            index = np.flatnonzero(self.seq[checked_seq(seq, self.n_seq_max)])
+            index = np.flatnonzero(self.members.cells_of(checked_seq(seq, self.n_seq_max)))
             members = np.empty((0, len(index)), np.uint8)
         drift = [self.drift[index]] if self.drift[index].any() else []
         header["caches"].append(
@@ -218,7 +219,7 @@ class KVCache(KVCells):
         else:
             members = np.zeros((self.n_seq_max, n), np.bool_)
             members[seq] = True
-            cells = np.flatnonzero(~np.delete(self.seq, seq, axis=0).any(axis=0))[:n]
+            cells = np.flatnonzero((self.owner == EMPTY) | (self.owner == seq))[:n]
             if len(cells) < n:
                 text = f"{n} cells are needed; {len(cells)} of the {self.size} cells of the KV cache are free"
                 raise KVCacheFull(text, n, len(cells))

@@ -17,6 +17,8 @@ from pyggml.errors import GGMLError, KVCacheFull, whole
 from pyggml.lock import Lock, changing
 from pyggml.types import Ints
 
+from .members import Members
+
 P = ParamSpec("P")
 T = TypeVar("T")
 SeqSets = Sequence[tuple[int, ...]]
@@ -26,7 +28,7 @@ KV = TypeVar("KV", bound="KVCells")
 INT32_MAX = 2**31 - 1
 EMPTY, SHARED = -1, -2  # no sequence; several
 LAST_POS = INT32_MAX - 1
-_ARRAYS = ("pos", "delta", "drift", "seq", "pos_max", "seq_end", "owner")
+_COPIED = ("pos", "delta", "drift", "pos_max", "seq_end", "owner")
 
 
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
@@ -36,7 +38,9 @@ def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
 
 
 class Copyable(Protocol):
-    """An object that can be copied, so that a change is tried on the copy first."""
+    """An object that can be copied, so that a change is tried on the copy first. `is_trial`: it is such a copy."""
+
+    is_trial: bool
 
     def copied(self: Cells) -> Cells:
         """The same, with arrays of its own."""
@@ -48,7 +52,11 @@ def change(cells: Sequence[Cells], op: Callable[[Cells], T]) -> list[T]:
     `op` raises or a signal comes: `op` works on copies, and `list` puts these in place in one call, in which no signal
     is handled."""
     copies = [c.copied() for c in cells]
+    for c in copies:
+        c.is_trial = True
     results = [op(c) for c in copies]
+    for c in copies:
+        c.is_trial = False
     list(map(dict[str, Any].update, map(vars, cells), map(vars, copies)))
     return results
 
@@ -58,6 +66,8 @@ def at_once(op: Callable[Concatenate[Cells, P], T]) -> Callable[Concatenate[Cell
 
     @wraps(op)
     def run(cells: Cells, *args: P.args, **kwargs: P.kwargs) -> T:
+        if cells.is_trial:
+            return op(cells, *args, **kwargs)
         return change((cells,), lambda c: op(c, *args, **kwargs))[0]
 
     return run
@@ -99,7 +109,7 @@ class KVCells:
     drift   int32 [size]: the position of the next token of text in the rope, minus its position in the sequence. It is
             not 0 behind a picture in models whose tokens have positions in time, height and width, because a picture
             of 3 x 4 rows moves the positions of the rope on by 4
-    seq     bool [n_seq_max, size]: which sequences a cell belongs to
+    members which sequences a cell belongs to
     pos_max int32 [n_seq_max]: the largest position of each sequence, -1 when it has no cells
     seq_end int32 [n_seq_max]: one past the last cell of each sequence, 0 when it has no cells
     owner   int32 [size]: the sequence of a cell, EMPTY, or SHARED when it belongs to several
@@ -122,7 +132,7 @@ class KVCells:
     pos: Ints
     delta: Ints
     drift: Ints
-    seq: npt.NDArray[np.bool_]
+    members: Members
     pos_max: Ints
     seq_end: Ints
     owner: Ints
@@ -132,6 +142,7 @@ class KVCells:
     has_shift: bool
     wants_defrag: bool
     fixed: str = ""
+    is_trial = False
 
     def __init__(self, size: int, n_seq_max: int = 1, padding: int = 32) -> None:
         self.size, self.n_seq_max, self.padding = -(-size // padding) * padding, n_seq_max, padding
@@ -145,7 +156,7 @@ class KVCells:
             pos=np.full(self.size, -1, np.int32),
             delta=np.zeros(self.size, np.int32),
             drift=np.zeros(self.size, np.int32),
-            seq=np.zeros((self.n_seq_max, self.size), np.bool_),
+            members=Members(self.n_seq_max, self.size),
             pos_max=np.full(self.n_seq_max, -1, np.int32),
             seq_end=np.zeros(self.n_seq_max, np.int32),
             owner=np.full(self.size, EMPTY, np.int32),
@@ -157,14 +168,21 @@ class KVCells:
     def copied(self: KV) -> KV:
         """The same, with cells of its own."""
         new = object.__new__(type(self))
-        arrays = {name: getattr(self, name).copy() for name in _ARRAYS}
-        vars(new).update(vars(self), **arrays)
+        arrays = {name: getattr(self, name).copy() for name in _COPIED}
+        vars(new).update(vars(self), **arrays, members=self.members.copied())
         return new
 
     @property
     def cells(self) -> list[Cell]:
         """All cells as they are now, to look at."""
-        return [Cell(int(self.pos[i]), frozenset(np.flatnonzero(self.seq[:, i]).tolist())) for i in range(self.size)]
+        return [
+            Cell(p, frozenset(np.flatnonzero(s).tolist())) for p, s in zip(self.pos.tolist(), self.seq.T, strict=True)
+        ]
+
+    @property
+    def seq(self) -> npt.NDArray[np.bool_]:
+        """bool [n_seq_max, size]: which sequences a cell belongs to now, to look at."""
+        return self.members.of(slice(None))
 
     # -- slots ----------------------------------------------------------------------------------------------------
 
@@ -211,21 +229,23 @@ class KVCells:
             self.drift[start:stop] = drift
         if n == 1 and sets is None:
             s, p = seq.item(0), pos.item(0)
-            self.pos[start], self.owner[start], self.seq[s, start] = p, s, True
+            self.pos[start], self.owner[start] = p, s
+            self.members.add(s, start)
             self.seq_end[s] = stop
             if p > self.pos_max.item(s):
                 self.pos_max[s] = p
         else:
             self.pos[start:stop] = pos
             self.owner[start:stop] = seq
-            self.seq[seq, np.arange(start, stop)] = True
+            cells = np.arange(start, stop, dtype=np.int32)
+            self.members.add_each(seq, cells)
             np.maximum.at(self.pos_max, seq, pos)
-            self.seq_end[seq] = np.arange(start + 1, stop + 1)
+            self.seq_end[seq] = cells + 1
             for i, ids in enumerate(sets or ()):
                 if any(s != seq[i] for s in ids):
                     self.owner[start + i] = SHARED
                 for s in ids:
-                    self.seq[s, start + i] = True
+                    self.members.add(s, start + i)
                     self.pos_max[s], self.seq_end[s] = max(self.pos_max[s], pos[i]), start + i + 1
         self.used += n
         if stop > self.end:
@@ -244,7 +264,9 @@ class KVCells:
     @at_once
     def put(self, cells: Ints, pos: Ints, delta: Ints, drift: Ints | int, seq: npt.NDArray[np.bool_]) -> None:
         """Fill empty `cells` as they were when saved; `seq` is bool [n_seq_max, n]. The head stays."""
-        self.pos[cells], self.delta[cells], self.drift[cells], self.seq[:, cells] = pos, delta, drift, seq
+        self.pos[cells], self.delta[cells], self.drift[cells] = pos, delta, drift
+        self.members.put(cells, seq)
+        self.owner[cells] = _owners(seq)
         self.has_shift |= bool(delta.any())
         self._settle()
         self._want_order()
@@ -258,7 +280,7 @@ class KVCells:
 
     def end_drift(self, seq_id: int) -> int:
         """The `drift` behind the last token of a sequence; 0 for an empty one."""
-        cells = np.flatnonzero(self.seq[seq_id])
+        cells = np.flatnonzero(self.members.cells_of(seq_id))
         return int(self.drift[cells[self.pos[cells].argmax()]]) if len(cells) else 0
 
     # -- operations on sequences ----------------------------------------------------------------------------------
@@ -269,19 +291,24 @@ class KVCells:
 
     def seq_pos_min(self, seq_id: int) -> int:
         """The smallest position of a sequence, -1 when it has no cells."""
-        pos = self.pos[self.seq[self._checked(seq_id)]]
+        pos = self.pos[self.members.cells_of(self._checked(seq_id))]
         return int(pos.min()) if len(pos) else -1
 
     @changing
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). Returns True."""
-        where = np.flatnonzero(self._range(p0, p1))
-        rows = slice(None) if is_negative(seq_id) else self._checked(seq_id)
-        self.seq[rows, where] = False
-        empty = where[~self.seq[:, where].any(axis=0)]
+        where = self._range(p0, p1)
+        if is_negative(seq_id):
+            empty, seqs = np.flatnonzero(where), None
+        else:
+            seqs = (self._checked(seq_id),)
+            removed = np.flatnonzero(where & self.members.cells_of(seq_id))
+            empty, shared = (removed[(self.owner[removed] == SHARED) == is_shared] for is_shared in (False, True))
+            self.members.remove(seq_id, shared)
+            self.owner[shared] = _owners(self.members.of(shared))
         self._free(empty)
-        self._settle()
+        self._settle(seqs)
         if len(empty):
             self.head = min(self.head, int(empty[0]))
         return True
@@ -294,10 +321,11 @@ class KVCells:
         before = np.append(first, (-1, -1)).astype(np.int32)  # the last two: for SHARED and EMPTY
         old = np.flatnonzero(pos < before[owner])
         shared = np.flatnonzero((owner == SHARED) & (pos < first.max()))
-        seq = self.seq[:, shared] & (pos[shared] >= first[:, None])
+        before_of = self.members.of(shared)
+        seq = before_of & (pos[shared] >= first[:, None])
         owners = _owners(seq)
         freed = np.append(old, shared[owners == EMPTY])
-        if not len(freed) and (seq == self.seq[:, shared]).all():
+        if not len(freed) and (seq == before_of).all():
             return
         end = self.end
         if len(freed) and freed.max() == end - 1:
@@ -306,11 +334,11 @@ class KVCells:
             end = int(np.flatnonzero(taken).max(initial=-1)) + 1
         head = min(self.head, int(freed.min())) if len(freed) else self.head
         new = self.copied()
-        new.seq[:, shared], new.owner[shared] = seq, owners
+        new.members.put(shared, seq)
+        new.owner[shared] = owners
         new.pos_max[new.pos_max < first] = -1
         new.seq_end[new.pos_max < 0] = 0
         new._free(freed)
-        new.owner[freed] = EMPTY
         new.used, new.end, new.head, new.version = self.used - len(freed), end, head, self.version + 1
         vars(self).update(vars(new))  # one call: a signal comes before or after it
 
@@ -318,22 +346,23 @@ class KVCells:
     @at_once
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let the cells of sequence `src` in a range of positions belong to `dst` too; no data moves."""
-        where = self.seq[self._checked(src)] & self._range(p0, p1)
-        self.seq[self._checked(dst)] |= where
-        self._settle()
-        self._want_order()
+        where = np.flatnonzero(self.members.cells_of(self._checked(src)) & self._range(p0, p1))
+        self.members.add(self._checked(dst), where)
+        self.owner[where] = _owners(self.members.of(where))
+        self._settle((dst,))
+        self._want_order((dst,))
         self.head = 0
 
     @changing
     @at_once
     def seq_keep(self, seq_id: int) -> None:
         """Remove all sequences but one."""
-        row = self._checked(seq_id)
-        keep = self.seq[row].copy()
-        self.seq.fill(False)
-        self.seq[row] = keep
+        keep = self.members.cells_of(self._checked(seq_id))
         empty = np.flatnonzero(~keep)
         self._free(empty)
+        self.members.clear(keep)
+        self.members.add(seq_id, keep)
+        self.owner[keep] = seq_id
         self._settle()
         if len(empty):
             self.head = min(self.head, int(empty[0]))
@@ -348,7 +377,7 @@ class KVCells:
         delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
         if delta == 0:
             return
-        where = np.flatnonzero(self.seq[self._checked(seq_id)] & self._range(p0, p1))
+        where = np.flatnonzero(self.members.cells_of(self._checked(seq_id)) & self._range(p0, p1))
         freed = self._move(where, self.pos[where].astype(np.int64) + delta)
         self.head = int(freed[0]) if len(freed) else 0
 
@@ -361,7 +390,7 @@ class KVCells:
             raise GGMLError(f"seq_div: the divisor must be at least 1, not {d}")
         if d == 1:
             return
-        where = np.flatnonzero(self.seq[self._checked(seq_id)] & self._range(p0, p1))
+        where = np.flatnonzero(self.members.cells_of(self._checked(seq_id)) & self._range(p0, p1))
         self._move(where, self.pos[where].astype(np.int64) // d)
 
     @at_once
@@ -394,9 +423,9 @@ class KVCells:
         """The data of cell order()[i] was moved to cell i: number the cells accordingly."""
         order = self.order()
         n = len(order)
-        for a in (self.pos, self.delta, self.drift):
+        for a in (self.pos, self.delta, self.drift, self.owner):
             a[:n] = a[order]
-        self.seq[:, :n] = self.seq[:, order]
+        self.members.put(slice(n), self.members.of(order))
         self._free(np.arange(n, self.size))
         self._settle()
         self.head = 0 if n >= self.size else n
@@ -421,26 +450,30 @@ class KVCells:
     def _free(self, cells: npt.NDArray[Any]) -> None:
         self.pos[cells] = -1
         self.delta[cells] = self.drift[cells] = 0
-        self.seq[:, cells] = False
+        self.owner[cells] = EMPTY
+        self.members.clear(cells)
 
-    def _settle(self) -> None:
-        """Bring the counts up to date after cells were freed or shared."""
+    def _settle(self, seqs: Sequence[int] | None = None) -> None:
+        """Bring the counts up to date after cells of some sequences (None: all) were taken or freed."""
         taken = np.flatnonzero(self.pos >= 0)
         self.used = len(taken)
-        self.end = end = int(taken[-1]) + 1 if len(taken) else 0
+        self.end = int(taken[-1]) + 1 if len(taken) else 0
         self.version += 1
-        seq = self.seq[:, : max(end, 1)]  # most of a large cache is often empty
-        self.owner[: max(end, 1)], self.owner[end:] = _owners(seq), EMPTY
-        self.pos_max[:] = np.where(seq, self.pos[: max(end, 1)], -1).max(axis=1)
-        self.seq_end[:] = np.where(seq.any(axis=1), max(end, 1) - seq[:, ::-1].argmax(axis=1), 0)
+        for s in range(self.n_seq_max) if seqs is None else seqs:
+            cells = self._cells_of(s)
+            self.pos_max[s] = self.pos[cells].max(initial=-1)
+            self.seq_end[s] = cells[-1] + 1 if len(cells) else 0
 
-    def _ascends(self) -> bool:
-        """Whether the cells of each sequence ascend in position."""
-        pos, seq = self.pos[: self.end], self.seq[:, : self.end]
-        return all(bool((p[1:] >= p[:-1]).all()) for p in (pos[row] for row in seq))
+    def _cells_of(self, seq: int) -> npt.NDArray[Any]:
+        return np.flatnonzero(self.members.cells_of(seq, self.end))  # most of a large cache is often empty
 
-    def _want_order(self) -> None:
-        self.wants_defrag |= not self._ascends()
+    def _ascends(self, seqs: Sequence[int] | None = None) -> bool:
+        """Whether the cells of some sequences (None: of each) ascend in position."""
+        positions = (self.pos[self._cells_of(s)] for s in (range(self.n_seq_max) if seqs is None else seqs))
+        return all(bool((p[1:] >= p[:-1]).all()) for p in positions)
+
+    def _want_order(self, seqs: Sequence[int] | None = None) -> None:
+        self.wants_defrag |= not self._ascends(seqs)
 
     def _move(self, cells: npt.NDArray[Any], pos: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Put `cells` at positions `pos`; returns those that were freed as theirs is negative."""

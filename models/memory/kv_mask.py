@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from pyggml.types import Floats, Ints
 
@@ -105,7 +104,7 @@ class KVMask:
         is "prefix"."""
         cells, p = slice(first, first + out.shape[1]), pos[:, None]
         cell_pos = self.cells.pos[cells]
-        visible: npt.NDArray[np.bool_] = self.cells.seq[seq, cells]
+        visible = self.cells.members.cells_of_each(seq, cells)
         before = self.causal and self.swa_type == "prefix"  # the window counts before the group
         if self.causal:
             seen = cell_pos <= p

@@ -8,9 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.types import Ints
-
-from .kv_cells import KVCells
+from .kv_cells import EMPTY, SHARED, KVCells
 
 _WIDTH, _ROWS = 64, 16  # characters per line, lines at most
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -36,12 +34,12 @@ def text(cells: KVCells) -> str:
 
 def html(cells: KVCells, title: str) -> str:
     """The same as an HTML fragment: a bar of runs of cells, colours for sequences, what a run holds on hover."""
-    label, runs = _labels(cells), _runs(cells)
+    label, runs = cells.owner, _runs(cells)
     width = 960.0 / cells.size
     rects: list[str] = []
     for a, b in runs:
         k = int(label[a])
-        color = _EMPTY_COLOR if k == -1 else _SHARED_COLOR if k == -2 else _COLORS[k % len(_COLORS)]
+        color = _EMPTY_COLOR if k == EMPTY else _SHARED_COLOR if k == SHARED else _COLORS[k % len(_COLORS)]
         rects.append(
             f'<rect x="{a * width:.2f}" y="0" width="{(b - a) * width:.2f}" height="24" fill="{color}">'
             f"<title>{escape(_describe(cells, a, b))}</title></rect>"
@@ -65,33 +63,24 @@ def _counts(cells: KVCells) -> str:
 
 def _sequences(cells: KVCells) -> list[str]:
     lines: list[str] = []
-    for s in np.flatnonzero(cells.seq.any(axis=1)).tolist():
-        own = cells.seq[s]
-        shared = int((own & (cells.seq.sum(axis=0) > 1)).sum())
+    for s in np.flatnonzero(cells.pos_max >= 0).tolist():
+        owners = cells.owner[cells.members.cells_of(s)]
+        shared = np.count_nonzero(owners == SHARED)
         also = f", {shared} of them shared" if shared else ""
-        lines.append(
-            f"  seq {s}: {int(own.sum())} cells, positions {cells.seq_pos_min(s)}..{cells.seq_pos_max(s)}{also}"
-        )
+        lines.append(f"  seq {s}: {len(owners)} cells, positions {cells.seq_pos_min(s)}..{cells.seq_pos_max(s)}{also}")
     return lines
 
 
-def _labels(cells: KVCells) -> Ints:
-    """Per cell: its sequence, -1 for an empty cell, -2 for one of several sequences."""
-    count = cells.seq.sum(axis=0)
-    return np.where(count == 0, -1, np.where(count > 1, -2, cells.seq.argmax(axis=0))).astype(np.int32)
-
-
 def _symbols(cells: KVCells, per: int) -> str:
-    label = _labels(cells)
     symbols: list[str] = []
     for i in range(0, cells.size, per):
-        kinds = set(label[i : i + per].tolist())
-        used = kinds - {-1}
+        kinds = set(cells.owner[i : i + per].tolist())
+        used = kinds - {EMPTY}
         if not used:
             symbols.append(_EMPTY)
         elif len(kinds) > len(used):
             symbols.append(_PARTLY)
-        elif len(used) > 1 or -2 in used:
+        elif len(used) > 1 or SHARED in used:
             symbols.append(_SHARED)
         else:
             (s,) = used
@@ -101,7 +90,8 @@ def _symbols(cells: KVCells, per: int) -> str:
 
 def _runs(cells: KVCells) -> list[tuple[int, int]]:
     """Runs of cells of the same sequences."""
-    change = (cells.seq[:, 1:] != cells.seq[:, :-1]).any(axis=0)
+    seq = cells.seq
+    change = (seq[:, 1:] != seq[:, :-1]).any(axis=0)
     cuts = [0, *(np.flatnonzero(change) + 1).tolist(), cells.size]
     return list(pairwise(cuts))
 
@@ -113,7 +103,7 @@ def _runs_of(values: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 def _describe(cells: KVCells, a: int, b: int) -> str:
     where = f"cell {a}" if b == a + 1 else f"cells {a}..{b - 1}"
-    ids = np.flatnonzero(cells.seq[:, a]).tolist()
+    ids = np.flatnonzero(cells.members.of([a])).tolist()
     if not ids:
         return f"{where}: empty"
     pos = cells.pos[a:b]

@@ -11,7 +11,7 @@ from pyggml.types import Ints
 
 from .encoded_text import EncodedText
 from .kv_cache import KVCache
-from .kv_cells import Cell, SeqSets, change
+from .kv_cells import Cell, SeqSets, change, is_negative
 from .recurrent import RecurrentCells
 from .state_file import Array, StateReader
 
@@ -226,6 +226,8 @@ class Memory:
         first, end = whole("p0", p0), whole("p1", p1)
         if not self.can_remove(seq_id, first, end):
             return False
+        if not is_negative(seq_id) and all(s.pos_max[seq_id] < max(first, 0) for s in self.stores):
+            return True  # there are none
         return all(change(self.stores, lambda s: s.seq_rm(seq_id, first, end)))
 
     @changing

@@ -62,6 +62,7 @@ class RecurrentCells:
     """
 
     used = 0
+    is_trial = False
     tail: Ints
     pos_max: Ints
     kept: Ints

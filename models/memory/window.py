@@ -49,12 +49,12 @@ class WindowCache(KVCache):
         last = self._base.seq_pos_max(seq_id)
         if last < 0 or (0 <= p1 <= last) or p0 > last:
             return True  # the end stays
-        pos = self._base.pos[self._base.seq[seq_id]]
+        pos = self._base.pos[self._base.members.cells_of(seq_id)]
         remain = pos[pos < p0]
         if not len(remain):
             return True
         needed = remain[remain >= self._first_visible(int(remain.max()) + 1)]
-        return bool(np.isin(needed, self.pos[self.seq[seq_id]]).all())
+        return bool(np.isin(needed, self.pos[self.members.cells_of(seq_id)]).all())
 
     def _first_visible(self, pos: Pos) -> Pos:
         return first_visible(pos, self.n_swa, self.swa_type)

@@ -118,7 +118,7 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
             raise SamplerError(f"logit_bias: token {token} is not in the vocabulary of {vocab.n_tokens}")
     bias |= dict.fromkeys(vocab.suppressed, -np.inf)
     if p.ignore_eos:
-        bias |= {i: -np.inf for i in range(vocab.n_tokens) if vocab.is_eog(i)}
+        bias |= dict.fromkeys(vocab.eog, -np.inf)
     if bias:
         chain.append(LogitBias(bias))
     if p.grammar is not None or p.json_schema is not None:

@@ -27,10 +27,10 @@ class Vocab:
     """Tokens and their ids; made by `Vocab.from_gguf`.
 
     `bos eos eot eom unk nl sep pad mask cls fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep` are the ids of roles, or
-    None. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in llama.cpp. `kind` is
-    `tokenizer.ggml.model`. `suppressed` has the ids that are never sampled (`tokenizer.ggml.suppress_tokens`). `before`
-    and `after` are the tokens that `add_special` puts around a text. `lstrip` and `rstrip` have the tokens that swallow
-    the white space before or after them.
+    None. `eog` has the ids that end a text. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in
+    llama.cpp. `kind` is `tokenizer.ggml.model`. `suppressed` has the ids that are never sampled
+    (`tokenizer.ggml.suppress_tokens`). `before` and `after` are the tokens that `add_special` puts around a text.
+    `lstrip` and `rstrip` have the tokens that swallow the white space before or after them.
     """
 
     def __init__(self, model: str, kind: Kind, tokens: Tokens, kv: Mapping[str, object]) -> None:
@@ -40,7 +40,7 @@ class Vocab:
         n = len(tokens.texts)
         kind.add_space_prefix = flag(kv, "add_space_prefix", kind.add_space_prefix)
         before = list(tokens.types)  # tokenizers go by the file's types, not by those that the roles correct
-        self._eog = roles.find(kv, tokens)
+        self.eog = roles.find(kv, tokens)
         types, tokens.types = tokens.types, before
         self._tokenizer: Tokenizer = make_tokenizer(model, kind, tokens, roles, kv)
         tokens.types = types
@@ -102,7 +102,7 @@ class Vocab:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends generation: eos, eot, eom, or a token that is known by its text to do so."""
-        return self._checked(token) in self._eog
+        return self._checked(token) in self.eog
 
     def tokenize(
         self, text: str | bytes, add_special: bool = True, parse_special: bool = False, continued: bool = False
