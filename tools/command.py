@@ -27,7 +27,7 @@ class Option:
     gives its type: str, int, float, bool (a flag), Path, Literal, a list of one of these (a repeatable option), a
     tuple, or Optional of one of these. A number must be finite, at least `min` (or greater than `above`), and at most
     `max`. A value for which `check` raises GGMLError is refused. `config`: the option names a YAML file with values of
-    the verb's other options."""
+    the verb's other options. `bare`: the value of an option of str that stands without one."""
 
     def __init__(
         self,
@@ -41,7 +41,9 @@ class Option:
         read: Callable[[Any], object] | None = None,
         panel: str = PANEL,
         config: bool = False,
+        bare: str | None = None,
     ) -> None:
+        self.bare = bare
         self.flags, self.help, self.metavar, self.panel = flags, help, metavar, panel
         self.min, self.above, self.max, self.check, self.read, self.config = min, above, max, check, read, config
 
@@ -79,7 +81,7 @@ class WholeOptions(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse unknown options, then parse as click does."""
         nargs = {
-            flag: 0 if p.is_flag else p.nargs
+            flag: 0 if p.is_flag or p.flag_value else p.nargs
             for p in self.get_params(ctx)
             if isinstance(p, click.Option)
             for flag in (*p.opts, *p.secondary_opts)
@@ -198,6 +200,13 @@ class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  #
         return number
 
 
+class _Choice(click.Choice):  # pyright: ignore[reportMissingTypeArgument]  # generic from click 8.2 on
+    """One of some words. A truth value, which is what YAML takes on and off for, is one of these two."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(("off", "on")[value] if isinstance(value, bool) else value, param, ctx)
+
+
 _HUGE = 1 << 32  # llama.cpp's widest whole number, a seed, is below
 _KINDS: dict[Any, Any] = {str: click.STRING, Path: click.Path(path_type=Path)}
 
@@ -281,13 +290,15 @@ def _parameter(name: str, kind: Any, marker: Option | Argument, default: Any) ->
     if kind is bool:
         given = {"help": marker.help, "is_flag": True}
     elif get_origin(one) is Literal:
-        given["type"] = click.Choice(get_args(one))
+        given["type"] = _Choice(get_args(one))
     else:
         given["type"] = _Number(one, marker) if one in (int, float) else _KINDS[one]
     if required:
         given["required"] = True
     else:
         given["default"] = default
+    if marker.bare is not None:
+        given |= {"is_flag": False, "flag_value": marker.bare}
     if marker.config:
         given |= {"is_eager": True, "callback": _configured}
     elif marker.check is not None:

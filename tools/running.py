@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import click
 
@@ -17,7 +17,7 @@ from pyggml.llm.options import ContextOptions
 
 from .command import Group, Option
 from .logs import start_logging
-from .options import FlashAttn, ModelPath, Ram, Threads
+from .options import ModelPath, Ram, Threads
 from .outputs import not_the_model
 
 _CONTEXT, _FILE, _ROPE, _LOG = "Context", "Model file", "Rope", "Logging"
@@ -62,7 +62,10 @@ class RunOptions:
     ubatch_size: Annotated[
         int, Option("-ub", "--ubatch-size", panel=_CONTEXT, help="... that are computed together.", min=1)
     ] = 512
-    flash_attn: FlashAttn = False
+    flash_attn: Annotated[
+        Literal["on", "off", "auto"],
+        Option("-fa", "--flash-attn", panel=_CONTEXT, help="Flash attention; auto: for texts side by side.", bare="on"),
+    ] = "auto"
     cache_type_k: Annotated[
         str, Option("-ctk", "--cache-type-k", panel=_CONTEXT, help=f"Type of K: {', '.join(_CACHE_TYPES)}.")
     ] = "f16"
@@ -127,10 +130,11 @@ class RunOptions:
             "n_ubatch": self.ubatch_size,
             "n_threads": self.threads,
             "n_threads_batch": self.threads_batch,
-            "flash_attn": self.flash_attn,
             "type_k": cache_type("--cache-type-k", self.cache_type_k),
             "type_v": cache_type("--cache-type-v", self.cache_type_v),
         }
+        if self.flash_attn != "auto":
+            options["flash_attn"] = self.flash_attn == "on"
         if self.batch_size is not None:
             options["n_batch"] = self.batch_size
         return options

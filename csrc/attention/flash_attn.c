@@ -10,6 +10,7 @@
 // When there are too few tiles for the threads, these share the work of each tile: its scores in parts of its keys, its
 // values in slices of their channels.
 enum { SHARED_KEYS = 256, PARTS = 16, SLICE = 32 }; // least number of keys for that; most parts; channels of a slice
+enum { APART = 4 }; // tokens of a tile are apart when together they see so many times the keys that each sees
 
 static attention attn_unpack(attention a) {
   a = attn_sizes(a);
@@ -105,8 +106,22 @@ static int64_t attn_n_keys(const attention *a, int nth) { return attn_is_shared(
 
 static int64_t attn_own_floats(const attention *a) { return attn_state_floats(a) + attn_scratch_floats(a); }
 
+// The same op for tiles of FEW rows.
+static attention attn_few(const attention *a) {
+  attention few = *a;
+  few.tile = FEW;
+  return few;
+}
+
+// The keys of a token that is apart.
+static int64_t attn_few_floats(const attention *a, int nth) {
+  const attention few = attn_few(a);
+  return attn_is_shared(a, nth) || a->tile == FEW || a->transposed ? 0 : attn_keys_floats(&few);
+}
+
 static int64_t attn_work_size(const attention *a, int nth) {
-  const int64_t keys = pg_times(attn_n_keys(a, nth), attn_keys_floats(a));
+  const int64_t own = pg_times(nth, attn_few_floats(a, nth));
+  const int64_t keys = pg_plus(own, pg_times(attn_n_keys(a, nth), attn_keys_floats(a)));
   return pg_times(4, pg_plus(keys, pg_times(nth, attn_own_floats(a))));
 }
 
@@ -123,12 +138,11 @@ static void attn_clear(const attention *a, const state *st) {
   memset(st->sum, 0, (size_t)(2 * a->tile * (a->dvp + 1)) * sizeof(float));
 }
 
-// Compute the sums of a tile.
+// Compute the sums of a tile over the keys that it sees.
 static void attn_walk(const attention *a, const tile *x, const scratch *w, tile_keys *k, const state *st,
                       const attend *way) {
   for (int64_t r = 0; r < a->tile; r++) st->top[r] = -INFINITY;
   attn_clear(a, st);
-  PG_FN(attention_sight)(a, x, w, &k->x);
   way->scores(a, x, w, &k->x, (pg_range){0, k->x.n_blocks}, k->s, st->top);
   way->values(a, x, w, &k->x, k->s, 1, st);
 }
@@ -207,18 +221,26 @@ static int attn_write_row(const attention *a, const tile *x, int r, const state 
   return total == 0 || pg_all_finite(y, a->dv);
 }
 
+// n of the rows of a tile, which have one mask, as a tile of their own.
+static tile tile_part(const tile *x, int r, int n) {
+  tile part = {.head_kv = x->head_kv, .batch = x->batch, .row0 = x->row0 + r, .n = n};
+  for (int i = 0; i < n; i++) {
+    part.mask[i] = x->mask[r + i];
+    part.slope[i] = x->slope[r + i];
+  }
+  return part;
+}
+
 // Compute a row that is not finite again by itself, because it may have got that from keys that only other rows see.
 // `k` and `st` get the row's.
 static void attn_row_again(const attention *a, const tile *x, int r, const scratch *w, tile_keys *k, const state *st) {
   float *y = attn_result(a, x, r);
-  tile alone = {.head_kv = x->head_kv, .batch = x->batch, .row0 = x->row0 + r, .n = 1};
-  attention few = *a;
-  few.tile = FEW;
-  alone.mask[0] = x->mask[r];
-  alone.slope[0] = x->slope[r];
+  const tile alone = tile_part(x, r, 1);
+  const attention few = attn_few(a);
   const scratch own = attn_scratch_at(&few, w->q);
   const state sums = attn_state_at(&few, st->top);
   tile_keys keys = attn_keys_at(&few, (float *)k->n_blocks);
+  PG_FN(attention_sight)(&few, &alone, &own, &keys.x);
   attn_walk(&few, &alone, &own, &keys, &sums, &PG_FN(attend_few));
   if (!attn_write_row(&few, &alone, 0, &sums, y))
     attn_row_exact(&(lone){&few, &alone, 0, own.kv}, attn_sink_of(a, x, r), y);
@@ -318,17 +340,45 @@ static void attn_run_shared(const attention *a, const pg_task *t, int ith, int n
   }
 }
 
+// Whether the tokens of a tile see few keys together, as when each continues a text of its own: then most scores of the
+// tile would be hidden. (A transposed V has the values of scattered keys in lines of their own, which a tile shares.)
+static int attn_is_apart(const attention *a, const sight *x) {
+  return a->tile != FEW && !a->transposed && x->n * __builtin_popcount(x->own) > APART * x->n_seen;
+}
+
+// Compute the rows of a tile token by token. `k`: memory for the keys of FEW rows.
+static void attn_run_apart(const attention *a, const tile *x, const sight *all, const scratch *w, tile_keys *k,
+                           const state *st) {
+  const attention few = attn_few(a);
+  const scratch own = attn_scratch_at(&few, w->q);
+  const state sums = attn_state_at(&few, st->top);
+  for (int r = 0, n; r < x->n; r += n) {
+    for (n = 1; n < FEW && r + n < x->n && x->own[r + n] == x->own[r];) n++;
+    const tile part = tile_part(x, r, n);
+    PG_FN(attention_sight_of)(all, x->own[r], &k->x);
+    attn_walk(&few, &part, &own, k, &sums, &PG_FN(attend_few));
+    attn_rows_again(&few, &part, attn_write_tile(&few, &part, &sums), &own, k, &sums);
+  }
+}
+
 static int attn_run(const attention *a, const pg_task *t, int ith, int nth, const attend *many) {
   if (attn_is_shared(a, nth)) {
     attn_run_shared(a, t, ith, nth, many);
     return PG_OK;
   }
-  float *p = (float *)t->work, *own = p + nth * attn_keys_floats(a) + ith * attn_own_floats(a);
-  tile_keys k = attn_keys_at(a, p + ith * attn_keys_floats(a));
+  float *p = (float *)t->work, *few = p + nth * attn_keys_floats(a) + ith * attn_few_floats(a, nth);
+  float *own = p + nth * (attn_keys_floats(a) + attn_few_floats(a, nth)) + ith * attn_own_floats(a);
+  tile_keys k = attn_keys_at(a, p + ith * attn_keys_floats(a)),
+            k_few = attn_keys_at(&(attention){.n_kv = a->n_kv, .tile = FEW}, few);
   const state st = attn_state_at(a, own);
   const scratch w = attn_scratch_at(a, own + attn_state_floats(a));
   for (int64_t u; (u = pg_next(t)) < a->n_units;) {
     const tile x = attn_tile_at(a, a->n_units - 1 - u); // late tokens first: under a causal mask they see the most keys
+    PG_FN(attention_sight)(a, &x, &w, &k.x);
+    if (attn_is_apart(a, &k.x)) {
+      attn_run_apart(a, &x, &k.x, &w, &k_few, &st);
+      continue;
+    }
     attn_walk(a, &x, &w, &k, &st, attn_way(a, many));
     attn_rows_again(a, &x, attn_write_tile(a, &x, &st), &w, &k, &st);
   }

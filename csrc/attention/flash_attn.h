@@ -74,13 +74,18 @@ typedef struct sight {
   block *blocks;
   int32_t *keys;
   uint32_t *ends;
+  uint32_t *seen; // for each key, the rows that see it, as bits: of rows with one mask only the first
+  uint32_t own;   // these first rows
+  int64_t n;      // keys
+  int64_t n_seen; // keys that each of these rows sees, summed up
+  int added;      // the mask adds something to scores
 } sight;
 
 static inline int64_t sight_blocks(int64_t n_kv) { return (n_kv + KEYS - 1) / KEYS; }
 
 // Floats of memory for the sight of n_kv keys.
 static inline int64_t sight_floats(int64_t n_kv) {
-  const int64_t size = (int64_t)(sizeof(block) / sizeof(float)) + 2 * KEYS;
+  const int64_t size = (int64_t)(sizeof(block) / sizeof(float)) + 3 * KEYS;
   return pg_times(sight_blocks(n_kv), size);
 }
 
@@ -89,11 +94,14 @@ static inline sight sight_at(float *p, int64_t n_kv) {
   sight x = {.blocks = (block *)p};
   x.keys = (int32_t *)(x.blocks + n);
   x.ends = (uint32_t *)(x.keys + n * KEYS);
+  x.seen = x.ends + n * KEYS;
   return x;
 }
 
 // Find the keys that the rows of a tile see.
 void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w, sight *x);
+// The same for rows of the tile that have one mask, the first of which is row r: `x` becomes what they see of `all`.
+void PG_FN(attention_sight_of)(const sight *all, int r, sight *x);
 
 // If the block is biased, bias[r * row_step + i * key_step] becomes what is added to the score of row r with key
 // keys[i].

@@ -198,6 +198,8 @@ static void found_ends(found *f, int64_t i, uint32_t own) {
 // All rows see the keys first .. first + n.
 static void found_run(found *f, int64_t first, int n) {
   for (int i = 0; i < n; i++) f->x->keys[f->n + i] = (int32_t)(first + i);
+  for (int i = 0; i < n; i++) f->x->seen[f->n + i] = f->own;
+  f->x->n_seen += (int64_t)n * f->n_masks;
   for (uint32_t own = f->own; own; own &= own - 1) {
     const int r = __builtin_ctz(own), all = f->count[r] + n;
     if (all >= KEYS) found_ends(f, f->n + KEYS - 1 - f->count[r], 1u << r);
@@ -212,6 +214,8 @@ PG_INLINE void found_key(found *f, int64_t key, uint32_t seen) {
   const int64_t i = f->n++;
   uint32_t full = 0;
   f->x->keys[i] = (int32_t)key;
+  f->x->seen[i] = seen;
+  f->x->n_seen += __builtin_popcount(seen);
   if (f->n_masks == 1) {
     full = ++f->count[0] == KEYS;
     f->count[0] &= KEYS - 1;
@@ -237,6 +241,7 @@ static void found_some(found *f, const attention *a, const tile *t, const scratc
     for (int j = 0; j < n; j++) {
       seen[j] |= (uint32_t)(raw[j] != -INFINITY) << r;
       added[j] |= raw[j] != 0;
+      f->x->added |= raw[j] != 0 && raw[j] != -INFINITY;
     }
   }
   for (int j = 0; j < n; j++)
@@ -246,11 +251,37 @@ static void found_some(found *f, const attention *a, const tile *t, const scratc
     }
 }
 
-void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w, sight *x) {
-  found f = {.x = x};
-  const int64_t most = sight_blocks(a->n_kv);
+// Nothing is found yet among at most n keys.
+static found found_none(sight *x, int64_t n) {
+  const int64_t most = sight_blocks(n);
   memset(x->blocks, 0, (size_t)most * sizeof *x->blocks);
   memset(x->ends, 0, (size_t)(most * KEYS) * sizeof *x->ends);
+  x->n_seen = x->added = 0;
+  return (found){.x = x};
+}
+
+// All keys are found.
+static void found_all(const found *f) {
+  sight *x = f->x;
+  x->own = f->own;
+  x->n = f->n;
+  x->n_blocks = (f->n + KEYS - 1) / KEYS;
+  for (int64_t i = 0; i < x->n_blocks; i++) {
+    block *b = x->blocks + i;
+    b->keys = x->keys + i * KEYS;
+    b->ends = x->ends + i * KEYS;
+    b->n = (int)PG_MIN(KEYS, f->n - i * KEYS);
+    b->run = b->keys[b->n - 1] - b->keys[0] == b->n - 1;
+    b->done = ~0u;
+    for (uint32_t own = f->own; own; own &= own - 1) {
+      const int r = __builtin_ctz(own);
+      if (f->last[r] > i * KEYS + b->n) b->done &= ~f->bits[r];
+    }
+  }
+}
+
+void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w, sight *x) {
+  found f = found_none(x, a->n_kv);
   for (int r = 0; r < t->n; r++) {
     const int own = a->m->data ? t->own[r] : 0;
     f.n_masks += own == r;
@@ -263,17 +294,17 @@ void PG_FN(attention_sight)(const attention *a, const tile *t, const scratch *w,
     if (kind == MASK_SHOWS) found_run(&f, first, n);
     if (kind == MASK_MIXED) found_some(&f, a, t, w, first, n);
   }
-  x->n_blocks = (f.n + KEYS - 1) / KEYS;
-  for (int64_t i = 0; i < x->n_blocks; i++) {
-    block *b = x->blocks + i;
-    b->keys = x->keys + i * KEYS;
-    b->ends = x->ends + i * KEYS;
-    b->n = (int)PG_MIN(KEYS, f.n - i * KEYS);
-    b->run = b->keys[b->n - 1] - b->keys[0] == b->n - 1;
-    b->done = ~0u;
-    for (uint32_t own = f.own; own; own &= own - 1) {
-      const int r = __builtin_ctz(own);
-      if (f.last[r] > i * KEYS + b->n) b->done &= ~f.bits[r];
-    }
+  found_all(&f);
+}
+
+void PG_FN(attention_sight_of)(const sight *all, int r, sight *x) {
+  found f = found_none(x, all->n);
+  f.n_masks = f.own = 1;
+  f.bits[0] = ~0u;
+  for (int64_t i = 0; i < all->n; i++) {
+    if (!(all->seen[i] >> r & 1)) continue;
+    x->blocks[f.n / KEYS].biased |= all->added;
+    found_key(&f, all->keys[i], 1);
   }
+  found_all(&f);
 }

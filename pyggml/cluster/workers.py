@@ -75,7 +75,7 @@ class StagesWorker:
         self._chain, self._epoch = chain, chain.epoch
         self._n_predict = n_predict
         self._options: dict[str, Any] = {**options}
-        self._context: ContextOptions = {"flash_attn": bool(self._options.pop("flash_attn", False))}
+        self._context: ContextOptions = {"flash_attn": bool(self._options.pop("flash_attn", True))}
         self._context.update(self._options.pop("context", None) or {})
 
     def answers(self, requests: Sequence[Any]) -> Iterator[Result]:

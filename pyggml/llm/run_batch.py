@@ -32,7 +32,7 @@ def batch(
     *,
     n_parallel: int = 32,
     n_threads: int | None = None,
-    flash_attn: bool = False,
+    flash_attn: bool = True,
     context: ContextOptions | None = None,
     kv_ram: int | str | None = None,
     ram: int | str | None = None,

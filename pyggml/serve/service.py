@@ -79,7 +79,8 @@ class Service:
     def _context(self) -> LlamaContext | None:
         if not self.n_slot:
             return None
-        options = cast(ContextOptions, {**self.options.context, "n_seq_max": self.options.n_parallel})
+        given = {"flash_attn": True, **self.options.context}  # K and V of texts side by side lie apart
+        options = cast(ContextOptions, {**given, "n_seq_max": self.options.n_parallel})
         if self.model.decoder_start is not None:
             options.update(sizes_to_encode(self.n_slot))
         return LlamaContext(self.model, self.n_slot * self.options.n_parallel, **options)

@@ -133,7 +133,7 @@ OTHER_DEFAULTS = {  # and why
     "n_predict": 128,  # no end, there: a model that ends no text would fill the context it was trained with
     "ctx_size": None,  # as trained, there: here what the prompt and -n need
     "batch_size": None,  # 2048, there and here: but for verbs that look at all logits
-    "flash_attn": False,  # where it is faster, there
+    "flash_attn": "auto",  # where it is faster, there
 }
 
 
