@@ -81,7 +81,7 @@ class WholeOptions(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse unknown options, then parse as click does."""
         nargs = {
-            flag: 0 if p.is_flag or p.flag_value else p.nargs
+            flag: 0 if p.is_flag or isinstance(p.flag_value, str) else p.nargs
             for p in self.get_params(ctx)
             if isinstance(p, click.Option)
             for flag in (*p.opts, *p.secondary_opts)
@@ -203,8 +203,8 @@ class _Number(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]  #
 class _Choice(click.Choice):  # pyright: ignore[reportMissingTypeArgument]  # generic from click 8.2 on
     """One of some words. A truth value, which is what YAML takes on and off for, is one of these two."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(("off", "on")[value] if isinstance(value, bool) else value, param, ctx)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(super().convert(("off", "on")[value] if isinstance(value, bool) else value, param, ctx))
 
 
 _HUGE = 1 << 32  # llama.cpp's widest whole number, a seed, is below

@@ -142,7 +142,7 @@ class KVCells:
     has_shift: bool
     wants_defrag: bool
     fixed: str = ""
-    is_trial = False
+    is_trial: bool = False
 
     def __init__(self, size: int, n_seq_max: int = 1, padding: int = 32) -> None:
         self.size, self.n_seq_max, self.padding = -(-size // padding) * padding, n_seq_max, padding

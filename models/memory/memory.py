@@ -25,8 +25,10 @@ class Store(Protocol):
     """One kind of thing that a memory keeps of sequences: cells with K and V, a window of them, states, encoded text.
 
     size, used, pos_max, lock   see `Memory`
+    is_trial                    see `Copyable`
     """
 
+    is_trial: bool
     size: int
     n_seq_max: int
     pos_max: Ints

@@ -62,7 +62,7 @@ class RecurrentCells:
     """
 
     used = 0
-    is_trial = False
+    is_trial: bool = False
     tail: Ints
     pos_max: Ints
     kept: Ints
