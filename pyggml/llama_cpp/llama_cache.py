@@ -132,6 +132,7 @@ class LlamaDiskCache(_OwnCache):
         super().__init__(capacity_bytes)
         self._folder = Path(cache_dir)
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._read: dict[str, Entry | None] = {}  # what the files are, by name: their names tell contents apart
 
     @property
     def cache_size(self) -> int:
@@ -157,7 +158,7 @@ class LlamaDiskCache(_OwnCache):
             path.unlink(missing_ok=True)
 
     def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
-        entries = dict(self._entries())
+        entries = self._entries()
         entry = _longest(tokens, entries, adapters)
         if entry is None:
             return None
@@ -175,15 +176,20 @@ class LlamaDiskCache(_OwnCache):
         return list(self._folder.glob("*.state"))
 
     def _entries(self) -> dict[Entry, Path]:
-        found: dict[Entry, Path] = {}
-        for path in self._paths():
-            try:
-                with open(path, "rb") as f:
-                    about = json.loads(f.readline(_HEADER_BYTES))
-                found[str(about["adapters"]), tuple(map(int, about["tokens"]))] = path
-            except (OSError, ValueError, TypeError, LookupError, RecursionError):
-                continue
-        return found
+        """The files, by what they have. Each is read once."""
+        paths = {path.name: path for path in self._paths()}
+        self._read = {name: self._read[name] if name in self._read else _entry(path) for name, path in paths.items()}
+        return {entry: paths[name] for name, entry in self._read.items() if entry is not None}
+
+
+def _entry(path: Path) -> Entry | None:
+    """What a file has; None when it is damaged."""
+    try:
+        with open(path, "rb") as f:
+            about = json.loads(f.readline(_HEADER_BYTES))
+        return str(about["adapters"]), tuple(map(int, about["tokens"]))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return None
 
 
 def _longest(tokens: Sequence[int], entries: Iterable[Entry], adapters: str | None) -> Entry | None:
