@@ -2,7 +2,9 @@
 
 import re
 
-from pyggml.tools.cli import VERBS
+from click.shell_completion import get_completion_class
+
+from pyggml.tools.cli import VERBS, app
 
 from ..readme import ROOT
 
@@ -25,3 +27,13 @@ def test_variables() -> None:
     }
     assert "PYGGML_MODEL" in found
     assert not {name for name in found if f"`{name}`" not in PAGE}
+
+
+def test_completion() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert f"_PYGGML_COMPLETE={shell}_source pyggml" in PAGE
+        made = get_completion_class(shell)
+        assert made is not None
+        complete = made(app, {}, "pyggml", "_PYGGML_COMPLETE").get_completions
+        assert [item.value for item in complete([], "gen")] == ["generate"]
+        assert "--temp" in [item.value for item in complete(["generate"], "--te")]
