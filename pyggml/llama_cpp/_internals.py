@@ -151,7 +151,8 @@ class LlamaContext:
         return made
 
     def _set(self, model: LlamaModel, ctx: Any, held: list[int]) -> None:
-        self.model, self.ctx, self.memory, self._held = model, ctx, ctx.memory, held
+        self.model, self.memory, self._held = model, ctx.memory, held
+        self.ctx: Any = ctx
 
     def close(self) -> None:
         """Close the context."""

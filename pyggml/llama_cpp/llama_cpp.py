@@ -55,8 +55,8 @@ llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctype
 
 @dataclass
 class llama_model_params:
-    """How a model is loaded. `load_mode`, one of LLAMA_LOAD_MODE_..., counts more than `use_mmap` and `use_mlock` unless
-    it is AUTO."""
+    """How a model is loaded. `load_mode`, one of LLAMA_LOAD_MODE_..., decides unless it is AUTO. Otherwise `use_mmap`
+    and `use_mlock` do."""
 
     n_gpu_layers: int = 0
     vocab_only: bool = False

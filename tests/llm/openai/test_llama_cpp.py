@@ -1,6 +1,6 @@
 """A script for llama-cpp-python runs with its import changed; docs/llama_cpp.md lists what is the same."""
 
-# ruff: noqa: E501, SLF001  (a script as others write them)
+# ruff: noqa: E501  (a script as others write them)
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
