@@ -140,6 +140,11 @@ class LoadedModel(Closeable):
         """The first layer that it runs: 0, unless it is a stage that continues another stage."""
         return 0 if self.stage is None else self.stage.start
 
+    def _meant(self, name: str) -> str:
+        from pyggml.missing import of_model  # imported late: few programs need it
+
+        return of_model(name)
+
     def _checked(self, layers: tuple[int, int]) -> range:
         n = self.hparams.n_layer
         if len(layers) != 2:

@@ -3,7 +3,6 @@
 import re
 
 from click.shell_completion import get_completion_class
-
 from pyggml.tools.cli import VERBS, app
 
 from ..readme import ROOT
