@@ -11,8 +11,12 @@ from typing import Any, TypeVar, cast
 from .errors import OptionError, nearest
 
 _MEANT = {  # names of torch, transformers and mlx-lm
-    "dim": "axis", "dims": "axis", "keepdim": "keepdims",
-    "max_new_tokens": "n_predict", "stop_strings": "stop", "repetition_context_size": "repeat_last_n",
+    "dim": "axis",
+    "dims": "axis",
+    "keepdim": "keepdims",
+    "max_new_tokens": "n_predict",
+    "stop_strings": "stop",
+    "repetition_context_size": "repeat_last_n",
     "repetition_penalty": "repeat_penalty",
 }
 _INSTEAD = {  # the same, of what is no option here
