@@ -7,9 +7,10 @@ copies on other backends, do not have it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .buffers.buffer import Buffer
+from .lock import Lock
 
 BUFT = "CPU_REPACK"  # the buffer type of repacked copies
 
@@ -29,3 +30,27 @@ ROUNDED = Form("rounded")  # products of many columns may round F16 and BF16: wi
 def repacked(copy: Buffer) -> Form:
     """Products read `copy` instead of the tensor, in the layout of csrc/products/r16/r16.h: see `native.packing`."""
     return Form("repacked", copy)
+
+
+class Repacking(Protocol):
+    """The repacking of a model's weights, which may go on while graphs already read them (`CpuRepacking` of
+    `pyggml.backends.cpu.repack` says how).
+
+    size      bytes of all copies
+    n_copies  their number
+    done      all copies are there: graphs that were compiled before are built again, and then read them
+    lock      held while forms change, and while a graph is compiled meanwhile
+    """
+
+    size: int
+    n_copies: int
+    done: bool
+    lock: Lock
+
+    def go_on(self, n_tokens: int) -> None:
+        """Make some copies, before a decode of `n_tokens` tokens."""
+        ...
+
+    def finish(self) -> None:
+        """Make the copies that are left."""
+        ...

@@ -1,4 +1,5 @@
-"""What is meant by names of NumPy, torch and ggml that pyggml does not have: for the messages of AttributeErrors."""
+"""What is meant by names of NumPy, torch, ggml, transformers and mlx-lm that pyggml does not have: for the messages of
+AttributeErrors."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Any
 
 from .errors import GraphError, nearest
 
+_LOAD = "pyggml.load_model(path) has the model and its tokenizer"
 _ARRAYS = "pyggml.Context().from_numpy(array) makes a tensor of an array"
 _MEANT = {
     **dict.fromkeys(("array", "asarray", "as_tensor", "from_numpy", "zeros", "ones", "full", "rand", "randn"), _ARRAYS),
@@ -18,6 +20,9 @@ _MEANT = {
     **dict.fromkeys(("new_graph", "build_forward", "build_forward_expand"), "pyggml.Graph().build_forward_expand(t)"),
     **dict.fromkeys(("draw", "plot", "show"), "pyggml.render(graph, 'g.svg') draws"),
     **dict.fromkeys(("tril", "triu"), "pyggml.tri, pyggml.diag_mask_inf"),
+    **dict.fromkeys(("automodel", "automodelforcausallm", "autotokenizer", "autoconfig", "from_pretrained"), _LOAD),
+    **dict.fromkeys(("pipeline", "generate", "stream_generate"), "pyggml.load_model(path).generate(prompt), .stream"),
+    **dict.fromkeys(("set_seed", "manual_seed"), "seed= of generate and stream"),
     "clip": "pyggml.clamp(a, min, max)",
     "layer_norm": "pyggml.norm(a, eps)",
     "conv2d": "pyggml.conv_2d",
@@ -28,11 +33,31 @@ _MEANT = {
     "pow": "a ** 2",
     "std": "a.var() ** 0.5",
 }
+_OF_MODELS = {
+    **dict.fromkeys(("eos_token_id", "bos_token_id", "eos_token", "bos_token"), "model.vocab.eos, model.vocab.bos"),
+    **dict.fromkeys(
+        ("apply_chat_template", "chat_template"), "a list of messages is a prompt: model.generate(messages)"
+    ),
+    **dict.fromkeys(
+        ("to", "cuda", "cpu", "eval", "half", "device"), "leave it out: models run on the CPU, and are ready"
+    ),
+    **dict.fromkeys(("state_dict", "parameters", "named_parameters"), "model.tensors has all tensors by name"),
+    **dict.fromkeys(("save_pretrained", "push_to_hub"), "`pyggml convert` writes files and folders"),
+    **dict.fromkeys(("encode", "decode", "batch_decode", "tokenizer"), "model.tokenize(text), model.detokenize(ids)"),
+    **dict.fromkeys(("config", "generation_config"), "model.hparams, and model.kv with all metadata"),
+    **dict.fromkeys(("forward", "logits"), "ctx = model.new_context(n); ctx.decode(ids, 'all'); ctx.logits"),
+    "num_parameters": "`pyggml info` counts them",
+}
 _CALLED = {
     "tensor": _ARRAYS,
     "var": "pyggml.Var(name, hi) is a size that is bound later, a.var(axis) the variance of a tensor",
     "graph": "pyggml.Graph() makes a graph",
 }
+
+
+def of_model(name: str) -> str:
+    """What is meant by an attribute that a model does not have; empty when nothing is known."""
+    return _OF_MODELS.get(name, "")
 
 
 def of_call(name: str) -> GraphError:

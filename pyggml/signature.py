@@ -10,7 +10,24 @@ from typing import Any, TypeVar, cast
 
 from .errors import OptionError, nearest
 
-_MEANT = {"dim": "axis", "dims": "axis", "keepdim": "keepdims"}  # torch's names
+_MEANT = {  # names of torch, transformers and mlx-lm
+    "dim": "axis",
+    "dims": "axis",
+    "keepdim": "keepdims",
+    "max_new_tokens": "n_predict",
+    "stop_strings": "stop",
+    "repetition_context_size": "repeat_last_n",
+    "repetition_penalty": "repeat_penalty",
+}
+_INSTEAD = {  # the same, of what is no option here
+    "do_sample": "temp=0.0 takes the likeliest token, any other temp samples",
+    **dict.fromkeys(
+        ("num_beams", "num_return_sequences"), "there is no beam search; n= of create_completion samples several"
+    ),
+    "streamer": "iterate over the result",
+    **dict.fromkeys(("eos_token_id", "pad_token_id"), "the file has these tokens; stop= ends a text at a string"),
+    **dict.fromkeys(("attention_mask", "return_dict_in_generate", "use_cache"), "leave it out"),
+}
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -55,5 +72,7 @@ def check_options(what: str, options: Collection[str], known: Collection[str]) -
     for name in options:
         if name not in known:
             like = [_MEANT[name]] if _MEANT.get(name) in known else nearest(str(name), known, 1)
-            said = f" (is {like[0]!r} meant?)" if like else f"; it has {', '.join(known)}"
+            said = f" (is {like[0]!r} meant?)" if like else f"; it has {', '.join(k for k in known if k != 'self')}"
+            if "temp" in known and name in _INSTEAD:
+                said = f": {_INSTEAD[name]}"
             raise OptionError(f"{what} has no option {str(name)!r:.60}{said}")

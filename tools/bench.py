@@ -62,6 +62,8 @@ def bench(
     not_the_model(run.model, history, trace_json)
     context = run.context()
     m = run.load()
+    if m.repacking is not None:
+        m.repacking.finish()
     adapters.apply(m)
     n_batch = run.batch_size or max(n_prompt, 32)
     context |= {"n_batch": n_batch, "n_ubatch": min(run.ubatch_size, n_batch)}

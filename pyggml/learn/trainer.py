@@ -119,6 +119,8 @@ class Trainer:
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
         if not hasattr(opt, "states") or isinstance(opt, type):
             raise ModelError(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
+        if model.repacking is not None:
+            model.repacking.finish()
         self.model, self.opt = model, opt
         self.train: Literal["all"] | LoRA = train
         self.n_ctx = whole("n_ctx", n_ctx, 2, error=ModelError)

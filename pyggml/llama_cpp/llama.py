@@ -27,6 +27,8 @@ from ..llm.openai.types import EmbeddingAnswer, EmbeddingData
 from ..llm.samplers import SamplerChain, SamplingParams, log_softmax, our_names, with_options
 from ..llm.state.save_load import load_state_bytes, state_bytes
 from ..types import Floats
+from ._internals import LlamaContext as InternalContext
+from ._internals import LlamaModel
 from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 from .llama_cache import BaseLlamaCache, LlamaState
@@ -55,7 +57,6 @@ _IGNORED = frozenset(
         "verbose",
         "no_perf",
         "swa_full",
-        "n_threads_batch",
         "rpc_servers",
         "kv_unified",
         "spm_infill",
@@ -147,6 +148,7 @@ class Llama:
         n_batch: int = 512,
         n_ubatch: int = 512,
         n_threads: int | None = None,
+        n_threads_batch: int | None = None,
         seed: int = LLAMA_DEFAULT_SEED,
         vocab_only: bool = False,
         use_mmap: bool = True,
@@ -219,7 +221,7 @@ class Llama:
         self._n_ctx = n_ctx if vocab_only or n_ctx else self.model.hparams.n_ctx_train
         self._seed, self._embedding, self._flash_attn = seed, embedding, flash_attn
         self._n_threads, self._pooling = n_threads, _POOLING[pooling_type]
-        self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch}
+        self._cache: dict[str, Any] = {"n_batch": n_batch, "n_ubatch": n_ubatch, "n_threads_batch": n_threads_batch}
         self._cache |= {k: _TYPES[t] for k, t in (("type_k", type_k), ("type_v", type_v)) if t is not None}
         self._logits_all, self._rows = logits_all, list[Floats]()
         self._scored: list[int] = []  # the tokens after which `_rows` are the logits
@@ -560,6 +562,14 @@ class Llama:
     def ctx(self) -> LlamaContext:
         """The context that `eval` and `generate` use."""
         return self._kept.ctx
+
+    @property
+    def _model(self) -> LlamaModel:
+        return LlamaModel.of(self.model)
+
+    @property
+    def _ctx(self) -> InternalContext:
+        return InternalContext.of(self._model, self._kept.ctx, self._kept.held)
 
     @property
     def _is_recurrent(self) -> bool:

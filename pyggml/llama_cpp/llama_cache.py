@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from ..llm.generate.prefixes import common_prefix
 from ..types import Floats
 
 Entry = tuple[str, tuple[int, ...]]  # the adapters and the tokens of a state
+_DAMAGED = (ValueError, TypeError, LookupError, RecursionError)
 _HEADER_BYTES = 1 << 24  # the first line of a file of `LlamaDiskCache`
 
 
@@ -132,6 +134,7 @@ class LlamaDiskCache(_OwnCache):
         super().__init__(capacity_bytes)
         self._folder = Path(cache_dir)
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._read: dict[str, Entry | None] = {}  # what the files have, by name; no file changes
 
     @property
     def cache_size(self) -> int:
@@ -157,33 +160,45 @@ class LlamaDiskCache(_OwnCache):
             path.unlink(missing_ok=True)
 
     def _find(self, tokens: Sequence[int], adapters: str | None) -> LlamaState | None:
-        entries = dict(self._entries())
+        entries = self._entries()
         entry = _longest(tokens, entries, adapters)
         if entry is None:
             return None
+        path = entries[entry]
         try:
-            with open(entries[entry], "rb") as f:
-                about = json.loads(f.readline(_HEADER_BYTES))
+            with open(path, "rb") as f:
+                found, seed = _about(f)
                 data = f.read()
-            os.utime(entries[entry])
-        except OSError:  # another process has removed it
+            os.utime(path)
+        except (OSError, *_DAMAGED):  # another process has removed or damaged it
+            self._read[path.name] = None
             return None
-        ids = np.array(entry[1], np.intc)
-        return LlamaState(ids, np.empty((0, 0), np.float32), len(ids), data, len(data), about["seed"], entry[0])
+        ids = np.array(found[1], np.intc)
+        return LlamaState(ids, np.empty((0, 0), np.float32), len(ids), data, len(data), seed, found[0])
 
     def _paths(self) -> list[Path]:
         return list(self._folder.glob("*.state"))
 
     def _entries(self) -> dict[Entry, Path]:
-        found: dict[Entry, Path] = {}
-        for path in self._paths():
-            try:
-                with open(path, "rb") as f:
-                    about = json.loads(f.readline(_HEADER_BYTES))
-                found[str(about["adapters"]), tuple(map(int, about["tokens"]))] = path
-            except (OSError, ValueError, TypeError, LookupError, RecursionError):
-                continue
-        return found
+        """The files, by what they have. Each is read once."""
+        paths = {path.name: path for path in self._paths()}
+        self._read = {name: self._read[name] if name in self._read else _entry(path) for name, path in paths.items()}
+        return {entry: paths[name] for name, entry in self._read.items() if entry is not None}
+
+
+def _about(f: BinaryIO) -> tuple[Entry, int]:
+    """What a file has, by its first line, and the seed. Raises one of `_DAMAGED`."""
+    about = json.loads(f.readline(_HEADER_BYTES))
+    return (str(about["adapters"]), tuple(map(int, about["tokens"]))), int(about["seed"])
+
+
+def _entry(path: Path) -> Entry | None:
+    """What a file has; None when it is damaged."""
+    try:
+        with open(path, "rb") as f:
+            return _about(f)[0]
+    except (OSError, *_DAMAGED):
+        return None
 
 
 def _longest(tokens: Sequence[int], entries: Iterable[Entry], adapters: str | None) -> Entry | None:

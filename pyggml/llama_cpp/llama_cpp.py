@@ -45,6 +45,8 @@ GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1 = 0, 1, 2, 3
 GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q8_0, GGML_TYPE_Q8_1 = 6, 7, 8, 9
 GGML_TYPE_Q2_K, GGML_TYPE_Q3_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_Q8_K = range(10, 16)
 GGML_TYPE_IQ4_NL = 20
+LLAMA_LOAD_MODE_AUTO, LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP, LLAMA_LOAD_MODE_MLOCK = -1, 0, 1, 2
+LLAMA_LOAD_MODE_MMAP_MLOCK, LLAMA_LOAD_MODE_DIRECT_IO = 3, 4
 GGML_NUMA_STRATEGY_DISABLED, GGML_NUMA_STRATEGY_DISTRIBUTE, GGML_NUMA_STRATEGY_ISOLATE = 0, 1, 2
 
 c_int, llama_token, llama_pos, llama_seq_id = ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
@@ -53,12 +55,14 @@ llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctype
 
 @dataclass
 class llama_model_params:
-    """How a model is loaded."""
+    """How a model is loaded. `load_mode`, one of LLAMA_LOAD_MODE_..., decides unless it is AUTO. Otherwise `use_mmap`
+    and `use_mlock` do."""
 
     n_gpu_layers: int = 0
     vocab_only: bool = False
     use_mmap: bool = True
     use_mlock: bool = False
+    load_mode: int = LLAMA_LOAD_MODE_AUTO
 
 
 @dataclass
@@ -162,8 +166,12 @@ def llama_log_set(log_callback: Callable[..., Any] | None, user_data: Any = None
 
 def llama_model_load_from_file(path_model: bytes, params: llama_model_params) -> Model | None:
     """Load a model; None, with an error in the log, for a file that cannot be loaded."""
+    mode, use_mmap, use_mlock = params.load_mode, params.use_mmap, params.use_mlock
+    if mode != LLAMA_LOAD_MODE_AUTO:
+        use_mmap = mode in (LLAMA_LOAD_MODE_MMAP, LLAMA_LOAD_MODE_MMAP_MLOCK)
+        use_mlock = mode in (LLAMA_LOAD_MODE_MLOCK, LLAMA_LOAD_MODE_MMAP_MLOCK)
     try:
-        return load_model(path_model.decode(), params.use_mmap, params.use_mlock, params.vocab_only)
+        return load_model(path_model.decode(), use_mmap, use_mlock, params.vocab_only)
     except (GGMLError, OSError) as e:
         _log.error("%s", e)
         return None

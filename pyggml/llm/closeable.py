@@ -23,6 +23,10 @@ class Closeable:
         """What it is, for messages."""
         raise NotImplementedError
 
+    def _meant(self, name: str) -> str:
+        """What may be meant by an attribute that it does not have; empty when nothing is known."""
+        return ""
+
     def __enter__(self) -> Self:
         self._name()  # raises when it was closed
         return self
@@ -39,5 +43,6 @@ class Closeable:
         def __getattr__(self, name: str) -> Any:
             closed = vars(self).get("_closed")
             if closed is None or name.startswith("__"):
-                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+                meant = self._meant(name)
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{f': {meant}' * bool(meant)}")
             raise ModelError(f"{closed} was closed: it cannot be used any more ({name})")

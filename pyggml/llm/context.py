@@ -136,13 +136,14 @@ class LlamaContext(Closeable):
         _allocate_cache(self, self.memory, buft, kv_ram)
         self._output = checked_output(hp, model.architecture.logits, embeddings, pooling, layer, model.stage)
         self._graphs = Graphs(model, self.memory, self._output, self.scheduler)
-        self._ready = ReadyGraphs(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build)
+        self._ready = ReadyGraphs(hp, self.memory, self.n_ubatch, self.scheduler, self._graphs.build, model.repacking)
         self._encoder: ReadyGraphs | None = None
         if self.memory.encoding is not None:
             if self._output.layer is not None:
                 raise ModelError(f"layer = {layer}: an encoder-decoder gives what its last layer gives (-1)")
             n = self._n_encoded
-            self._encoder = ReadyGraphs(hp, self.memory.encoding, n, self.scheduler, self._graphs.encode)
+            build = self._graphs.encode
+            self._encoder = ReadyGraphs(hp, self.memory.encoding, n, self.scheduler, build, model.repacking)
         self._may_exceed = bool(self.memory.caches) and self.memory.size > hp.n_ctx_scaled  # False after the warning
         self._taken: list[tuple[Memory, Slots]] = []  # slots that an unfinished decode has taken
         self.outputs: Ints = np.empty(0, np.int32)
@@ -432,6 +433,8 @@ class LlamaContext(Closeable):
             for cache in graphs.memory.caches:
                 cache.make_room(parts)
         self.update()
+        if self.model.repacking is not None:
+            self.model.repacking.go_on(n)
         self._perf.n_queued = n
         try:
             self._evaluate(parts, of, graphs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
@@ -15,6 +15,7 @@ import numpy as np
 
 from pyggml.dtypes import DType
 from pyggml.errors import OneSite
+from pyggml.form import Repacking
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
 from pyggml.models.blocks import MASK_PADDING, NO_ADAPTERS, Adapters, Build, build_pooling, mask_name
@@ -269,8 +270,10 @@ class ReadyGraphs:
         n_ubatch: int,
         scheduler: Scheduler,
         build: Callable[[GraphSize], Build],
+        repacking: Repacking | None,
     ) -> None:
         self.memory, self.caches = memory, memory.caches
+        self._repacking = None if repacking is None or repacking.done else repacking  # of weights that graphs read
         self._scheduler, self._build = scheduler, build
         self._graphs: OrderedDict[_Key, ReadyGraph] = OrderedDict()
         self._last: tuple[GraphSize, Patterns, ReadyGraph] | None = None  # what `get` gave
@@ -295,6 +298,9 @@ class ReadyGraphs:
 
     def get(self, size: GraphSize) -> ReadyGraph:
         """The graph for a ubatch of that size."""
+        if self._repacking is not None and self._repacking.done:
+            self._graphs.clear()  # those compiled before read the weights as they are stored
+            self._repacking = self._last = None
         watched, last = self._scheduler.watches.patterns, self._last
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
@@ -371,7 +377,8 @@ class ReadyGraphs:
     def _made(self, size: GraphSize) -> ReadyGraph:
         """A graph of that size, ready to run."""
         b = self._attached(size)
-        schedule = self._scheduler.alloc(b.graph)
+        with nullcontext() if self._repacking is None else self._repacking.lock:
+            schedule = self._scheduler.alloc(b.graph)
 
         def view(name: str) -> Values:
             return b.inputs[name].tensor.numpy().reshape(-1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex
 from weakref import WeakSet
 
 from pyggml.errors import ModelError, not_sent, whole
+from pyggml.form import Repacking
 from pyggml.gguf_io.read import KVValue
 from pyggml.inspect.taps import Callback, Change, Edit, Tap
 from pyggml.inspect.watch import Watches
@@ -53,6 +54,7 @@ class LoadedModel(Closeable):
         self.features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()
         self.senses: dict[str, Any] = {}  # its towers with their processors, see `sense`
         self.weight_stream: WeightStream | None = None  # for weights kept within a budget
+        self.repacking: Repacking | None = None  # of the weights: contexts go on with it before they decode
         self.tensors: Mapping[str, Tensor] = tensors or {}
         self.weights = Weights(self.tensors)
         if not self.vocab_only:
@@ -137,6 +139,11 @@ class LoadedModel(Closeable):
     def first_layer(self) -> int:
         """The first layer that it runs: 0, unless it is a stage that continues another stage."""
         return 0 if self.stage is None else self.stage.start
+
+    def _meant(self, name: str) -> str:
+        from pyggml.missing import of_model  # imported late: few programs need it
+
+        return of_model(name)
 
     def _checked(self, layers: tuple[int, int]) -> range:
         n = self.hparams.n_layer

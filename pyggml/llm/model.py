@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from pyggml.backends.cpu import isa_name
-from pyggml.backends.cpu.repack import allow_rounding, can_repack, repack_in_passing
+from pyggml.backends.cpu.repack import CpuRepacking, allow_rounding, can_repack, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
 _WHISPER_MAGIC = (0x67676D6C).to_bytes(4, "little")
+_REPACKED_AT_ONCE = 64 << 20  # bytes: larger models are repacked while their first tokens are computed
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
 _GENERATES = hands_on(*keywords_of(new_generation))
@@ -96,7 +97,8 @@ class Model(LoadedModel):
             what = "vocab_only=True: it has no weights" if self.vocab_only else "ram=: its heads cannot draft"
             raise ModelError(f"the model was loaded with {what}")
         heads = tuple(DraftHead(self, i) for i in range(self.n_heads))
-        if any(t.form.copy is not None for t in self.weights.values()):
+        if self.repacking is not None:
+            self.repacking.finish()
             repack_weights([t for head in heads for t in _factors(head.weights)])
         return heads
 
@@ -267,7 +269,7 @@ class TowerModel(Model):
         self.contexts = WeakSet()
         self.loras, self.control, self.vocab_only = (), ControlVector({}), False
         self.watches = Watches()
-        self.weight_stream = None
+        self.weight_stream, self.repacking = None, None
         self.tensors, self.weights, self.stage = dict(tower.weights), tower.weights, None
         self.senses = {"vision": sight_of(self, tower)}
 
@@ -321,7 +323,8 @@ def load_model(
     `use_mlock` keeps them in RAM; `vocab_only` loads metadata and vocabulary alone; `kv_overrides` replaces metadata
     (`{arch}` in a key is the architecture, as in `gguf.Keys`);
     `progress(fraction)` is called now and then and cancels the load by returning False. `repack` copies the weights of
-    matrix products to the layout that is fastest on this CPU, and gives the file's pages back. Without it, products
+    matrix products to the layout that is fastest on this CPU, and gives the file's pages back. The copies of a large
+    model are made after the first decode, some before each further one. Without `repack`, products
     repack blocks each time they read them: the results are the same, but it is slower. A mapped file must not be
     written to while it is in use; when it is made shorter, reading it raises GGUFError (see `MappedFile`).
 
@@ -380,10 +383,8 @@ def load_model(
             packs = partial(can_repack, isa_name()) if repack else None
             model.weight_stream = WeightStream(weights, origins_of(file), graph, budget, packs)
             model.weight_stream.load(lambda done: _report(progress, done))
-        elif repack:
-            repack_weights(_factors(model.weights), lambda done: _report(progress, done))
         else:
-            repack_in_passing(_factors(model.weights))
+            _make_ready(model, repack, use_mlock, progress)
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
@@ -395,6 +396,19 @@ def load_model(
         _check_towers(model)
     log_model(model)
     return model
+
+
+def _make_ready(model: Model, repack: bool, at_once: bool, progress: Progress | None) -> None:
+    """Make the weights ready for products. A large model is repacked later, unless `at_once`."""
+    factors = _factors(model.weights)
+    if not repack:
+        repack_in_passing(factors)
+        return
+    repacking = model.repacking = CpuRepacking(factors)
+    if at_once or repacking.size < _REPACKED_AT_ONCE:
+        repacking.finish(lambda done: _report(progress, done))
+    else:
+        repacking.put_off()
 
 
 def _is_whisper_file(path: str | os.PathLike[str]) -> bool:
@@ -422,7 +436,7 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
             raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
         model.senses["audio"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
         _report(progress, 0.0)
-        (repack_weights if repack else repack_in_passing)(_factors(model.weights))
+        _make_ready(model, repack, False, progress)
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(str(e) if path in str(e) else f"{path}: {e}") from None

@@ -58,6 +58,8 @@ class Service:
 
     def __init__(self, model: Model, options: ServeOptions) -> None:
         self.model, self.options = model, options
+        if model.repacking is not None:
+            model.repacking.finish()  # several texts side by side gain most from it: before the first request
         self.name = options.alias.split(",")[0] or model.path
         self.created = int(time.time())
         self.variables = options.template_variables

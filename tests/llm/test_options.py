@@ -137,3 +137,28 @@ def test_a_request_has_options_or_none() -> None:
         if name not in extra | wider:
             plain = known[name].removesuffix(" | None")
             assert kind.removesuffix(" | None") == plain, name
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("max_new_tokens", "is 'n_predict' meant"),
+        ("repetition_penalty", "is 'repeat_penalty' meant"),
+        ("do_sample", "temp=0.0 takes the likeliest"),
+        ("num_beams", "there is no beam search"),
+        ("streamer", "iterate over the result"),
+    ],
+)
+def test_options_of_other_libraries(option: str, said: str) -> None:
+    with pytest.raises(gg.OptionError, match=rf"generate has no option '{option}'.*{said}"):
+        gg.load_model().generate("a", **{option: 1})  # pyright: ignore[reportArgumentType]
+
+
+def test_attributes_of_other_libraries() -> None:
+    model = gg.load_model()
+    with pytest.raises(AttributeError, match=r"Model has no attribute 'eos_token_id': model\.vocab\.eos"):
+        _ = model.eos_token_id  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    with pytest.raises(AttributeError, match=r"Model has no attribute 'nothing'$"):
+        _ = model.nothing  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    with pytest.raises(gg.GGMLError, match="generate_batch continues several"):
+        list(model.generate(["a", "b"]))  # pyright: ignore[reportArgumentType]

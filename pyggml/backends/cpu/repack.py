@@ -7,6 +7,7 @@ is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 
 from pyggml.native.packing import GROUP, copy_size, matrix_size, pack_groups
 from pyggml.native.thread_pool import ThreadPool
@@ -14,13 +15,16 @@ from pyggml.native.threads import thread_count
 
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...form import BUFT, IN_PASSING, ROUNDED, repacked
+from ...form import BUFT, IN_PASSING, ROUNDED, Repacking, repacked
+from ...lock import Lock, locked
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
 from .isa import find_kernel, isa_name, kernel_of
 from .products import is_float_matrix
 
 _CHUNK = 1 << 20  # bytes that are worth a thread's while
+_FEW = 16  # tokens: a decode of so many takes little longer than one of a single token
+_SHARE, _SHARE_OF_FEW = 1 / 16, 1 / 128  # of all copies: how many of them are made before a decode
 
 
 def can_repack(isa: str, t: Tensor, node: Tensor | None = None) -> bool:
@@ -62,26 +66,83 @@ def repack(
     Raises AllocError when there is no memory, BackendError for a bad `isa` or `n_threads`, GGUFError when a mapped file
     has become shorter.
     """
-    workers = thread_count(n_threads)
-    isa = isa_name(isa)
-    tensors = list(tensors)
-    allow_rounding(tensors)
-    todo = [t for t in tensors if t.form.copy is None and can_repack(isa, t)]
-    sizes = [copy_size(t.dtype, t.ne) for t in todo]
-    arena = Buffer.allocate(sum(sizes), BUFT).memory  # one allocation, so that the system can use large pages
-    done = 0
-    with ThreadPool(workers) as pool:
-        for t, size in zip(todo, sizes, strict=True):
-            if progress is not None:
-                progress(done / arena.size)
-            copy = Buffer(arena[done : done + size], BUFT)
-            _pack(t, copy, pool)
-            t.raw()  # refuses what a mapped file has lost meanwhile
-            t.form = repacked(copy)
-            if t.buffer is not None:
-                t.buffer.give_back(t.offset, t.nbytes)
-            done += size
-    return len(todo)
+    repacking = CpuRepacking(tensors, n_threads, isa)
+    repacking.finish(progress)
+    return repacking.n_copies
+
+
+class CpuRepacking(Repacking):
+    """Makes the repacked copies of a model's weights: at once (`finish`), or in parts (`put_off`, then `go_on` before
+    each decode), because a large model takes longer to repack than to compute its first token.
+
+    Until its copy is there, products repack the blocks of a weight in passing: the results are the same. Graphs that
+    were compiled earlier go on reading the stored weights.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], n_threads: int | None = None, isa: str | None = None) -> None:
+        """Reserve the memory of the copies. Arguments and errors: see `repack`."""
+        self._workers = thread_count(n_threads)
+        isa = isa_name(isa)
+        tensors = list(tensors)
+        allow_rounding(tensors)
+        self._todo = [t for t in tensors if t.form.copy is None and can_repack(isa, t)]
+        sizes = [copy_size(t.dtype, t.ne) for t in self._todo]
+        self.n_copies, self.size = len(sizes), sum(sizes)
+        self._arena = Buffer.allocate(self.size, BUFT).memory  # one allocation, so that the system can use large pages
+        self._copies = [
+            Buffer(self._arena[end - n : end], BUFT) for n, end in zip(sizes, accumulate(sizes), strict=True)
+        ]
+        self._made = 0  # how many copies there are
+        self._read = False  # graphs have read the stored weights
+        self.lock = Lock()
+        self.done = False
+
+    def put_off(self) -> None:
+        """Let products read the weights in passing, until `go_on` has made the copies."""
+        repack_in_passing(self._todo)
+
+    def go_on(self, n_tokens: int) -> None:
+        """Make some copies, before a decode of `n_tokens` tokens; before the first decode, none. Fewer are made before
+        a short decode, so that it does not take much longer. Does nothing while another thread makes copies."""
+        if self.done or not self.lock.acquire(blocking=False):
+            return
+        try:
+            if not self._read:
+                self._read = True
+                return
+            more = self.size * (_SHARE if n_tokens > _FEW else _SHARE_OF_FEW)
+            end = self._made
+            while end < self.n_copies and more > 0:
+                more -= self._copies[end].size
+                end += 1
+            self._make(end)
+        finally:
+            self.lock.release()
+
+    @locked
+    def finish(self, progress: Callable[[float], None] | None = None) -> None:
+        """Make the copies that are left. `progress`: see `repack`."""
+        self._make(self.n_copies, progress)
+
+    def _make(self, end: int, progress: Callable[[float], None] | None = None) -> None:
+        """Make the copies up to number `end`."""
+        with ThreadPool(self._workers) as pool:
+            for i in range(self._made, end):
+                t, copy = self._todo[i], self._copies[i]
+                if progress is not None:
+                    progress((copy.base - self._copies[0].base) / self.size)
+                _pack(t, copy, pool)
+                t.raw()  # refuses what a mapped file has lost meanwhile
+                t.form = repacked(copy)
+                if t.buffer is not None:
+                    t.buffer.give_back(t.offset, t.nbytes)
+                self._made = i + 1
+        if self._made == self.n_copies and not self.done:
+            self.done = True
+            if self._read:  # the pages are in memory again
+                for t in self._todo:
+                    if t.buffer is not None:
+                        t.buffer.give_back(t.offset, t.nbytes)
 
 
 def allow_rounding(tensors: Iterable[Tensor]) -> None:

@@ -63,9 +63,10 @@ def _model_lines(model: LoadedModel) -> Iterator[str]:
             token = getattr(vocab, role, None)
             if token is not None:
                 yield f"print_info: {role.upper()} token             = {token} {vocab.text(token)!r}"
-    copies = [c.size for t in model.weights.values() if (c := t.form.copy) is not None]
+    repacking = model.repacking
+    n, size = (0, 0) if repacking is None else (repacking.n_copies, repacking.size)
     yield f"load_tensors: CPU model buffer size   = {n_bytes / _MIB:8.2f} MiB"
-    yield f"load_tensors: CPU repacked weights    = {sum(copies) / _MIB:8.2f} MiB ({len(copies)} tensors)"
+    yield f"load_tensors: CPU repacked weights    = {size / _MIB:8.2f} MiB ({n} tensors)"
 
 
 def _context_lines(memory: Memory, scheduler: Scheduler, n_threads: int, n_batch: int, n_ubatch: int) -> Iterator[str]:

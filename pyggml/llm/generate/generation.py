@@ -572,6 +572,8 @@ def ids_of(model: LoadedModel, prompt: str | Sequence[int]) -> list[int]:
         return model.tokenize(prompt)
     if isinstance(prompt, bytes):  # text, as `tokenize` takes it, not numbers of tokens
         return model.vocab.tokenize(prompt)
+    if isinstance(prompt, (list, tuple)) and prompt and isinstance(prompt[0], str):
+        raise BatchError("a prompt is one text; generate_batch continues several")
     if not isinstance(prompt, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"a prompt must be text or token ids, not {prompt!r:.60}")
     return [whole("a token", t, 0, INT32_MAX, BatchError) for t in prompt]

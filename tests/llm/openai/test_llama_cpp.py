@@ -1,6 +1,7 @@
 """A script for llama-cpp-python runs with its import changed; docs/llama_cpp.md lists what is the same."""
 
 # ruff: noqa: E501  (a script as others write them)
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import inspect
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyggml.errors import GGMLError, ModelError
-from pyggml.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList
+from pyggml.llama_cpp import Llama, LlamaGrammar, LogitsProcessorList, StoppingCriteriaList, _internals, llama_cpp
 from pyggml.llm.model import default_model_path
 
 from ...tiny_model import write_gguf
@@ -188,3 +189,51 @@ def test_the_page_lists_what_is_there() -> None:
     known: Any = inspect.signature(Llama).parameters
     for argument in re.findall(r"`(\w+)=`", same):
         assert argument in known, argument
+
+
+def test_the_objects_behind_it(path: str) -> None:
+    llm = Llama(path, n_ctx=64)
+    model = llm._model
+    assert model.token_get_text(model.token_bos()) == "<s>"
+    assert model.tokenize(b"Once upon", True, True) == llm.tokenize(b"Once upon", True, True)
+    ids = llm.tokenize(b"Once upon a time")
+    llm.eval(ids)
+    want = llm._ctx.get_logits_ith(-1).copy()
+    assert llm._ctx.kv_cache_seq_rm(-1, 3, -1) and llm.n_tokens == 3
+    llm.eval(ids[3:])
+    assert np.array_equal(llm._ctx.get_logits_ith(-1), want)
+    llm._ctx.kv_cache_clear()
+    assert llm.n_tokens == 0 and llm._ctx.memory.used == 0
+
+
+def test_without_a_llama(path: str) -> None:
+    params = llama_cpp.llama_model_default_params()
+    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+    model = _internals.LlamaModel(path_model=path, params=params)
+    options = llama_cpp.llama_context_default_params()
+    options.n_ctx = 64
+    ctx = _internals.LlamaContext(model=model, params=options)
+    tokens, got = model.tokenize(b"Once upon a time", add_bos=True, special=True), list[int]()
+    stream = Llama(path, n_ctx=64).generate(tokens, temp=0.0)
+    want = [next(stream) for _ in range(4)]
+    batch, sampler = _internals.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1), _internals.LlamaSampler()
+    sampler.add_top_k(40)
+    sampler.add_temp(0.8)
+    sampler.add_greedy()
+    n_past = 0
+    for _ in range(4):
+        batch.set_batch(tokens, n_past, logits_all=False)
+        ctx.decode(batch)
+        n_past += len(tokens)
+        tokens = [sampler.sample(ctx, -1)]
+        got += tokens
+    assert got == want
+    with pytest.raises(RuntimeError, match="llama_decode returned 1"):
+        for _ in range(20):
+            batch.set_batch(range(5, 10), n_past, logits_all=True)
+            ctx.decode(batch)
+            n_past += 5
+    model.close()
+    assert ctx.ctx is None
+    with pytest.raises(ValueError, match="Failed to load"):
+        _internals.LlamaModel(path_model="none.gguf", params=params)

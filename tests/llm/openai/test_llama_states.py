@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import pickle
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import numpy as np
 import pytest
 
 import pyggml.llama_cpp as llama_cpp
+from pyggml.dtypes import DType
 from pyggml.errors import BatchError, GGMLError, StateError
+from pyggml.hf.towers.mmproj import write_mmproj
 from pyggml.llama_cpp import BaseLlamaCache, Llama, LlamaDiskCache, LlamaRAMCache, LlamaState
 from pyggml.llama_cpp import llama_chat_format as formats
 from pyggml.llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from pyggml.llama_cpp.llama_tokenizer import LlamaTokenizer
-from pyggml.llm.model import default_model_path
+from pyggml.llm.model import default_model_path, load_model
+from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from ...media_model import MM, WIDE, write_folder
 from ...tiny_model import write_gguf
 
 PROMPT = "Once upon a time there was a king who had three sons"
@@ -158,6 +163,25 @@ def test_forms_of_chats(tmp_path: Path) -> None:
     assert seen[0]["content"] == [{"type": "image", "image": b"AB"}]
     with pytest.raises(GGMLError, match="must begin with data:"):
         formats.MTMDChatHandler.messages([{"content": [{"type": "image_url", "image_url": "ftp://x"}]}])
+
+
+@pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
+def test_a_chat_with_a_picture(tmp_path: Path) -> None:
+    """A GGUF file and an mmproj file answer as the folder does that they were made of."""
+    folder = write_folder(tmp_path / "folder", "qwen2-5-vl")
+    write_quantized(plan_quantization(folder, "F32"), tmp_path / "m.gguf")
+    write_mmproj(folder, tmp_path / "mmproj.gguf", DType.F32)
+    handler = formats.Qwen25VLChatHandler(str(tmp_path / "mmproj.gguf"))
+    llm = Llama(str(tmp_path / "m.gguf"), chat_handler=handler, n_ctx=128, n_threads=1)
+    url = f"data:image/png;base64,{b64encode(WIDE.read_bytes()).decode()}"
+    text = {"type": "text", "text": "what is"}
+    pictures: Any = {"type": "image_url", "image_url": {"url": url}}, {"type": "image", "image": str(WIDE)}
+    chats: Any = [[{"role": "user", "content": [text, picture]}] for picture in pictures]
+    options: Any = {"max_tokens": 4, "temperature": 0.0, "logprobs": True, "top_logprobs": 1}
+    got: Any = llm.create_chat_completion(chats[0], **options)
+    want: Any = load_model(folder, repack=False).create_chat_completion(chats[1], n_threads=1, **options)
+    assert got["choices"][0]["logprobs"] == want["choices"][0]["logprobs"] and got["usage"] == want["usage"]
+    assert got["usage"]["prompt_tokens"] > len(llm.tokenize(b"what is")) + 10
 
 
 def test_rope_and_yarn(tmp_path: Path) -> None:
