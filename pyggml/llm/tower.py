@@ -16,6 +16,7 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.logger import LOG
+from pyggml.models.blocks.vision import PIECE
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.hparams import TowerHParams
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
@@ -87,7 +88,15 @@ class LoadedTower:
                         t.buffer.give_back(t.offset, t.nbytes)
 
     def __call__(self, size: TowerSize, **inputs: Array) -> dict[str, Array]:
-        """See `TowerRun`."""
+        """See `TowerRun`. Many tiles run in several graphs, each of which has tiles of `PIECE` patches, so that memory
+        does not grow with their number. Taps and edits see all tiles in one graph."""
+        most = max(PIECE // (size.h * size.w), 1)
+        if size.n > most and not self.watches.patterns:
+            groups = [slice(i, min(i + most, size.n)) for i in range(0, size.n, most)]
+            found = [
+                self(size._replace(n=g.stop - g.start), **{name: a[g] for name, a in inputs.items()}) for g in groups
+            ]
+            return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         if self.scheduler is None:
             self.scheduler = Scheduler(("cpu",), self._n_threads)
             self.scheduler.watches = self.watches
@@ -107,7 +116,7 @@ class LoadedTower:
         key = size, self.watches.patterns
         if key not in self._graphs:
             b: TowerBuild[Any] = TowerBuild(self.hparams, self.weights, self.tower.side, size)
-            b.asked = self.watches.asks
+            b.asked, b.in_pieces = self.watches.asks, not self.watches.patterns
             with OneSite(), b.ctx:
                 self.tower.build(b)
             self._graphs[key] = b
