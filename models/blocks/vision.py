@@ -163,7 +163,7 @@ class _Layer(NamedTuple):
                 self.b.graph.build_forward_expand(t)
         q, k, v = whole
         for at, n in pieces:
-            attn = _attend(self.b, _window_of(q, at, 1, n), k, v, self.il)
+            attn = attend(self.b, _window_of(q, at, 1, n), k, v, self.il)
             piece = self.after_attn(_tokens_of(cur, at, n), _build_attn_out(self.b, attn, self.il))
             cur = gg.set_2d(cur, piece, row, at * row)
         return cur
@@ -208,14 +208,14 @@ def build_self_attn(
     over all heads of a token. `prefix` comes before the roles of the weights; `first` is the number of the first
     token.
     """
-    n_embd, n_tokens, n, _ = cur.ne
+    n_tokens, n = cur.ne[1:3]
     q, k, v = _build_qkv(b, cur, il, rope, prefix, first)
     if windows is None:
-        return _build_attn_out(b, _attend(b, q, k, v, il, _causal_mask(b, n_tokens) if causal else None), il, prefix)
+        return _build_attn_out(b, attend(b, q, k, v, il, _causal_mask(b, n_tokens) if causal else None), il, prefix)
     attn, at = None, 0
     for n_windows, size in windows:
         wq, wk, wv = (_window_of(t, at, n_windows, size) for t in (q, k, v))
-        part = _attend(b, wq, wk, wv, il)
+        part = attend(b, wq, wk, wv, il)
         part = gg.reshape_4d(part, *q.ne[:2], n_windows * size, 1)
         attn = part if attn is None else gg.concat(attn, part, 2)
         at += n_windows * size
@@ -264,7 +264,7 @@ def _causal_mask(b: AnyBuild, n: int) -> Tensor:
     return b.constant("causal", lambda: np.triu(np.full((n, n), -np.inf, np.float32), 1))
 
 
-def _attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int, mask: Tensor | None = None) -> Tensor:
+def attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int, mask: Tensor | None = None) -> Tensor:
     """softmax(K q) V, of tensors of ne [n_embd_head, n_head, n_tokens, n]: ne [n_embd_head, n_head, n_tokens, n].
 
     Flash attention never stores the scores. When someone looks at them (`kq_soft_max_ext`), they are computed."""

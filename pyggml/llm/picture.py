@@ -138,6 +138,8 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
     elif tower.name == "lfm2":
         kind = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": hp.patch_size}
         kind["downsample_factor"] = getattr(hp, "factor", 2)
+    elif tower.name == "resampler":
+        kind = {"image_processor_type": "MiniCPMVImageProcessor", "patch_size": hp.patch_size}
     elif tower.name == "minicpmv4_6":
         kind = {"image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": hp.patch_size}
         kind["downsample_mode"] = "4x" if getattr(hp, "factor", 4) == 2 else "16x"

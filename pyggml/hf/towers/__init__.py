@@ -25,6 +25,7 @@ PAGES = {  # page -> the model types in it
         *("clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "vit", "llava", "llava_next"),
         *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llama4", "lfm2_vl", "minicpmv4_6"),
+        *("minicpmv", "minicpmo"),
     ),
     "hearing": ("qwen2_audio", "voxtral", "ultravox", "whisper"),
 }
