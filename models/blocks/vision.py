@@ -14,7 +14,9 @@ import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.ops import region
 from pyggml.ops.im2col import im2col
+from pyggml.ops.pad import pad
 from pyggml.tensor import Tensor
 
 from ..hparams import Activation, NormKind
@@ -156,9 +158,10 @@ class _Layer(NamedTuple):
         for at, n in pieces:
             parts = _build_qkv(self.b, self.normed(_tokens_of(cur, at, n)), self.il, self.rope, first=at)
             if not whole:
-                whole = [gg.pad(gg.cont(part), 0, 0, n_tokens - n, 0) for part in parts]
+                whole.extend(pad(gg.cont(part), 0, 0, n_tokens - n, 0) for part in parts)
             else:
-                whole = [gg.set(t, part, *t.nb[1:], at * t.nb[2]) for t, part in zip(whole, parts, strict=True)]
+                for i, (t, part) in enumerate(zip(whole, parts, strict=True)):
+                    whole[i] = region.set(t, part, t.nb[1], t.nb[2], t.nb[3], at * t.nb[2])
             for t in whole:  # so that nothing else of this piece is needed later
                 self.b.graph.build_forward_expand(t)
         q, k, v = whole

@@ -164,8 +164,9 @@ def sines_of_places(h: int, w: int, n: int) -> Array:
     """The fixed embeddings of `h` x `w` places, line by line: float32 [h * w, n]. A quarter each: sines and cosines of
     the column, sines and cosines of the line, from the fastest on. All in float32, as the model was trained."""
     steps = np.arange(n // 4, dtype=np.float32) / np.float32(n / 4)
-    turns = np.float32(1) / np.float32(10000) ** steps
-    line, column = (i.reshape(-1, 1).astype(np.float32) * turns for i in np.indices((h, w)))
+    turns: Array = 1 / np.power(np.full_like(steps, 10000), steps)
+    places = np.indices((h, w)).reshape(2, -1, 1).astype(np.float32)
+    line, column = np.multiply(places[0], turns), np.multiply(places[1], turns)
     return np.concatenate([np.sin(column), np.cos(column), np.sin(line), np.cos(line)], axis=1)
 
 
@@ -173,13 +174,11 @@ def _one_patch(hp: VisionHParams) -> TowerSize:
     return TowerSize(1, 1, 1)
 
 
+def _encode_resampled(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
+    return _encode_slices(run, arrays, 1)
+
+
 TOWERS = (
     Tower(("minicpmv4_6",), _read, _build, _encode, _least),
-    Tower(
-        ("resampler",),
-        _read_resampler,
-        _build_resampler,
-        lambda run, arrays: _encode_slices(run, arrays, 1),
-        _one_patch,
-    ),
+    Tower(("resampler",), _read_resampler, _build_resampler, _encode_resampled, _one_patch),
 )

@@ -65,6 +65,7 @@ class LoadedTower:
         # Products read quantised weights from repacked copies. Others stay exact: nothing may round them.
         (repack if keeps else repack_in_passing)(t for t in self.weights.values() if t.dtype.is_quantized)
         self.name, self.keeps = name, keeps
+        self.folder: str | None = None  # that an mmproj file was made of, when it lies there
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
         self._n_threads: int | None = None
@@ -128,8 +129,8 @@ class LoadedTower:
 
 def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) -> LoadedTower | None:
     """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
-    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower. `keeps`:
-    see `LoadedTower`.
+    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower; where
+    `path` is no folder, those of the folder that the file lies in. `keeps`: see `LoadedTower`.
 
     Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
     """
@@ -146,9 +147,30 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
     if not file.kv.get(f"clip.has_{side}_encoder"):
         return None
     kv = dict(file.kv)
-    if of_folder is not None and of_folder[0]["clip.projector_type"] == tower_name(kv, side):
-        kv = {**of_folder[0], **kv}
-    return LoadedTower(file.path, kv, bind(file, keeps), side, keeps)
+    beside = None
+    if of_folder is None and not os.path.isdir(path):
+        beside = _keys_beside(file.path, kv, side)
+    said = of_folder[0] if of_folder is not None else beside
+    if said is not None and said["clip.projector_type"] == tower_name(kv, side):
+        kv = {**said, **kv}
+    tower = LoadedTower(file.path, kv, bind(file, keeps), side, keeps)
+    tower.folder = None if beside is None else os.path.dirname(file.path)
+    return tower
+
+
+def _keys_beside(mmproj: str, kv: Mapping[str, Any], side: str) -> dict[str, Any] | None:
+    """The keys of the folder that an mmproj file lies in, when the file was made of it: then both have the same tower,
+    of the same sizes. llama.cpp's converter writes files there, which say little of how pictures are treated."""
+    from pyggml.hf.towers import tower_keys
+
+    try:
+        found = tower_keys(os.path.dirname(mmproj) or ".")
+    except ModelError:  # of another model
+        return None
+    if found is None or found["clip.projector_type"] != tower_name(kv, side):
+        return None
+    sizes = (f"clip.{side}.{key}" for key in ("embedding_length", "feed_forward_length", "block_count", "patch_size"))
+    return found if all(found.get(key) == kv.get(key) for key in sizes) else None
 
 
 def tower_name(kv: Mapping[str, Any], side: str) -> object:

@@ -117,6 +117,38 @@ def test_the_processor_of_the_folder(tmp_path: Path) -> None:
             sight_of(File(), tower)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("name", ["glm4v", "qwen2-5-vl", "qwen3-vl"])
+def test_files_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Its converter says nothing of how large pictures are, nor of windows. In the folder that it was made of, a file
+    has what the folder says; elsewhere a picture has 8 to 4,096 features, as llama-mtmd-cli gives it."""
+    pytest.importorskip("PIL")
+    made = tmp_path / "mmproj.gguf"
+    shutil.copy(MM / "mmproj" / f"{name}.gguf", made)
+
+    def sight() -> Any:
+        tower = open_tower_of(str(tmp_path / "m.gguf"), str(made), "vision")
+        assert tower is not None
+
+        class Text:
+            path, watches = str(tmp_path / "m.gguf"), tower.watches
+
+        return sight_of(Text(), tower)  # pyright: ignore[reportArgumentType]
+
+    patch = sight().tower.hparams.patch_size
+    small, large = np.zeros((20, 33, 3), np.uint8), np.zeros((2000, 3000, 3), np.uint8)
+    assert sight().processor(small)["image_grid_thw"].tolist() == [[1, 6, 8]]
+    t, h, w = sight().processor(large)["image_grid_thw"][0].tolist()
+    assert (t, patch) == (1, 16) and 4000 < h * w // 4 <= 4096
+    for file in ("config.json", "preprocessor_config.json"):
+        shutil.copy(MM / name / file, tmp_path / file)
+    got, want = sight().encode(PICTURE).features, features(name, None)
+    np.testing.assert_array_equal(got.rows, want.rows)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for other in ({"model_type": "unknown"}, {"vision_config": {**config["vision_config"], "depth": 3}}, {}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **other}) if other else "[")
+        assert sight().processor(small)["image_grid_thw"].tolist() == [[1, 6, 8]]
+
+
 def test_types(tmp_path: Path) -> None:
     """Matrices get the type; vectors, kernels and positions stay F32."""
     for name, number in (("f32", 0), ("f16", 1), ("bf16", 32)):

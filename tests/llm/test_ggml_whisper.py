@@ -155,7 +155,8 @@ def test_gguf_and_the_way_back(folder: Model, tmp_path: Path) -> None:
         model = load_model(gguf, repack=False)
         assert not model.unused
         np.testing.assert_allclose(model.encode_audio(x), folder.encode_audio(x), atol=1e-5)
-        assert run("convert", "--hf", gguf, back := gguf.with_suffix("")) == 0
+        back = gguf.with_suffix("")
+        assert run("convert", "--hf", gguf, back) == 0
         made = open_folder(back)
         assert made.keys() == open_folder(first).keys()
         for name, a in want.items():

@@ -688,7 +688,7 @@ def _resampler_keys(c: TowerConfig) -> dict[str, object]:
 
 def _turned(a: Array) -> list[Array]:
     """A matrix that the checkpoint multiplies from the left."""
-    return [np.ascontiguousarray(a.T)]
+    return [np.ascontiguousarray(np.swapaxes(a, 0, 1))]
 
 
 _RESAMPLER_NAMES = [

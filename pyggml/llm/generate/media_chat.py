@@ -198,7 +198,7 @@ def _token(model: LoadedModel, media: str) -> int:
 # The mark of a picture in a template, where it is not the placeholder itself.
 _MARKS = {"gemma3": "<start_of_image>", "aya_vision": "<image>", "llama4": "<|image|>"}
 # What stands before the picture with a number, from 0 on.
-_NUMBERED = dict.fromkeys(("minicpmv4_6", "minicpmv", "minicpmo"), "<image_id>{}</image_id>")
+_NUMBERED: Mapping[str, str] = dict.fromkeys(("minicpmv4_6", "minicpmv", "minicpmo"), "<image_id>{}</image_id>")
 
 
 def _family(model: LoadedModel) -> str:
