@@ -7,7 +7,7 @@ A page has FAMILIES, records of type `TowerFamily`. To add one, write it there a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -97,7 +97,7 @@ def _described(folder: Path, side: str = "") -> tuple[TowerFamily, TowerConfig, 
 
 
 @contextmanager
-def _damage_named(folder: str | Path) -> Iterator[None]:
+def _damage_named(folder: str | Path) -> Generator[None]:
     """Turn what damaged files make Python raise into a ModelError that names the folder."""
     try:
         yield
