@@ -118,8 +118,7 @@ _HEAD = 128  # elements of a head of the resampler
 
 
 def _read_resampler(r: Reader) -> VisionHParams:
-    n_out = r.integer("{arch}.projection_dim", 0) or 1  # files of llama.cpp say 0: the queries tell
-    return read_vision(VisionHParams, r, n_embd_out=n_out)
+    return read_vision(VisionHParams, r)
 
 
 def _build_resampler(b: TowerBuild[VisionHParams]) -> None:
@@ -137,12 +136,12 @@ def _build_resampler(b: TowerBuild[VisionHParams]) -> None:
     cur = build_layers(b, b.cb(gg.add(build_patches(b), learned), "pos_embd"))
     cur = build_norm(b, cur, "v.post_ln", "post_ln", kind="layer")
 
-    queries = b.weights.ne("resampler.query")
-    n_out, n_queries = (hp.n_embd_out, 1) if queries is None else queries[:2]
+    n_out, queries = hp.n_embd_out, b.weights.ne("resampler.query")
+    n_queries = 1 if queries is None else queries[1]
     query = to_f32(b.weight("resampler.query", (n_out, n_queries), suffix=""))
     b.optional("resampler.pos_embed_k", (n_out, 70 * 70), suffix="")  # of llama.cpp's files; it is computed here
     if n_out % _HEAD:
-        raise ShapeError(f"resampler.query has rows of {n_out} elements: heads of {_HEAD} are supported")
+        raise ShapeError(f"features of {n_out} elements make no heads of {_HEAD}")
     if n_out != hp.n_embd:
         cur = b.linear("resampler.kv", cur, n_out, "resampler_kv")
     cur = build_norm(b, cur, "resampler.ln_kv", "resampler_ln_kv", kind="layer", eps=1e-6)

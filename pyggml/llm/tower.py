@@ -153,9 +153,25 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
     said = of_folder[0] if of_folder is not None else beside
     if said is not None and said["clip.projector_type"] == tower_name(kv, side):
         kv = {**said, **kv}
-    tower = LoadedTower(file.path, kv, bind(file, keeps), side, keeps)
+    kv, tensors = _as_today(kv, bind(file, keeps))
+    tower = LoadedTower(file.path, kv, tensors, side, keeps)
     tower.folder = None if beside is None else os.path.dirname(file.path)
     return tower
+
+
+def _as_today(kv: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+    """A file of llama.cpp's first converters as those of today: in it, `ffn_down` is the first matrix of a network and
+    `ffn_up` the second, and MiniCPM-V's has no number of features."""
+    first = tensors.get("v.blk.0.ffn_down.weight")
+    n_embd, n_ff = (kv.get(f"clip.vision.{key}") for key in ("embedding_length", "feed_forward_length"))
+    if first is not None and n_embd != n_ff and first.ne[:2] == (n_embd, n_ff):
+        other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+        parts = {name: name.split(".") for name in tensors}
+        tensors = {".".join(other.get(x, x) for x in parts[name]): t for name, t in tensors.items()}
+    query = tensors.get("resampler.query")
+    if query is not None and not kv.get("clip.vision.projection_dim"):
+        kv = {**kv, "clip.vision.projection_dim": query.ne[0]}
+    return kv, tensors
 
 
 def _keys_beside(mmproj: str, kv: Mapping[str, Any], side: str) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from pyggml.models.towers.minicpmv import sines_of_places
@@ -178,6 +179,33 @@ def test_features(kind: str, tmp_path: Path) -> None:
     with gg.load_model(tmp_path, repack=False) as model, model.new_context(32) as ctx:
         ctx.decode([1, 2, 3])
         assert np.isfinite(ctx.logits).all()
+
+
+def test_files_of_llama_cpp(tmp_path: Path) -> None:
+    """Its converter for these models exchanges the matrices of networks, and says 0 and 448 of sizes."""
+    folder(tmp_path)
+    write_mmproj(tmp_path, tmp_path / "ours.gguf")
+    ours = gguf.GGUFReader(tmp_path / "ours.gguf")
+    made = gguf.GGUFWriter(tmp_path / "m.gguf", "clip")
+    changed = {"clip.vision.projection_dim": 0, "clip.vision.image_size": 5 * PATCH}
+    for key, field in ours.fields.items():
+        if not key.startswith(("GGUF.", "general.arch", "pyggml.")):
+            value = changed.get(key, field.contents())
+            made.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    for t in ours.tensors:
+        made.add_tensor(".".join(other.get(x, x) for x in t.name.split(".")), t.data, raw_dtype=t.tensor_type)
+    made.add_tensor("resampler.pos_embed_k", np.zeros((70 * 70, OUT), np.float32))
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
+    found = []
+    for file in ("ours.gguf", "m.gguf"):
+        tower = open_tower_of(str(tmp_path / "t.gguf"), str(tmp_path / file), "vision")
+        assert tower is not None and not tower.weights.unused and tower.hparams.n_embd_out == OUT
+        found.append(tower.encode(given()[0]).features.rows)
+    np.testing.assert_array_equal(*found)
 
 
 def test_chat(tmp_path: Path) -> None:
