@@ -146,31 +146,33 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
     if not file.kv.get(f"clip.has_{side}_encoder"):
         return None
-    kv = dict(file.kv)
+    kv, tensors = _as_today(file.kv, bind(file, keeps))
     beside = None
     if of_folder is None and not os.path.isdir(path):
         beside = _keys_beside(file.path, kv, side)
     said = of_folder[0] if of_folder is not None else beside
     if said is not None and said["clip.projector_type"] == tower_name(kv, side):
         kv = {**said, **kv}
-    kv, tensors = _as_today(kv, bind(file, keeps))
     tower = LoadedTower(file.path, kv, tensors, side, keeps)
     tower.folder = None if beside is None else os.path.dirname(file.path)
     return tower
 
 
-def _as_today(kv: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """A file of llama.cpp's first converters as those of today: in it, `ffn_down` is the first matrix of a network and
-    `ffn_up` the second, and MiniCPM-V's has no number of features."""
-    first = tensors.get("v.blk.0.ffn_down.weight")
-    n_embd, n_ff = (kv.get(f"clip.vision.{key}") for key in ("embedding_length", "feed_forward_length"))
-    if first is not None and n_embd != n_ff and first.ne[:2] == (n_embd, n_ff):
+def _as_today(kv: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """What llama.cpp's converters write otherwise than most of them do: the first ones have a network's first matrix as
+    `ffn_down` and its second one as `ffn_up`, MiniCPM-V's has no number of features, and Qwen2-VL's has the width of
+    the text model as that of the networks."""
+    kv = dict(kv)
+    first, n_embd = tensors.get("v.blk.0.ffn_down.weight"), kv.get("clip.vision.embedding_length")
+    if first is not None and first.ne[0] == n_embd and first.ne[1] != n_embd:
         other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
         parts = {name: name.split(".") for name in tensors}
         tensors = {".".join(other.get(x, x) for x in parts[name]): t for name, t in tensors.items()}
-    query = tensors.get("resampler.query")
+    query, up = tensors.get("resampler.query"), tensors.get("v.blk.0.ffn_up.weight")
     if query is not None and not kv.get("clip.vision.projection_dim"):
-        kv = {**kv, "clip.vision.projection_dim": query.ne[0]}
+        kv["clip.vision.projection_dim"] = query.ne[0]
+    if up is not None and kv.get("clip.projector_type") == "qwen2vl_merger":
+        kv["clip.vision.feed_forward_length"] = up.ne[1]
     return kv, tensors
 
 

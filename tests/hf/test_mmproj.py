@@ -20,6 +20,7 @@ from pyggml.llm.picture import sight_of
 from pyggml.llm.tower import open_tower_of
 
 from ..conftest import shared_dir
+from ..media_model import copy_mmproj
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -147,6 +148,15 @@ def test_files_of_llama_cpp(name: str, tmp_path: Path) -> None:
     for other in ({"model_type": "unknown"}, {"vision_config": {**config["vision_config"], "depth": 3}}, {}):
         (tmp_path / "config.json").write_text(json.dumps({**config, **other}) if other else "[")
         assert sight().processor(small)["image_grid_thw"].tolist() == [[1, 6, 8]]
+
+
+def test_qwen2_vl_of_llama_cpp(tmp_path: Path) -> None:
+    """Its converter says of the networks that they are as wide as the text model."""
+    pytest.importorskip("PIL")
+    write_mmproj(MM / "qwen2-vl", tmp_path / "ours.gguf")
+    copy_mmproj(tmp_path / "ours.gguf", tmp_path / "m.gguf", {"clip.vision.feed_forward_length": 64}, {}, {})
+    got, want = features("qwen2-vl", tmp_path / "m.gguf"), features("qwen2-vl", None)
+    np.testing.assert_array_equal(got.rows, want.rows)
 
 
 def test_types(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from pyggml.models.towers.minicpmv import sines_of_places
@@ -21,7 +20,7 @@ from pyggml.llm.tower import open_tower_of
 from pyggml.media import picture_processor
 
 from ..hf.checkpoint import write_checkpoint
-from ..media_model import write_folder
+from ..media_model import copy_mmproj, write_folder
 from .other_towers import weights
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -185,21 +184,10 @@ def test_files_of_llama_cpp(tmp_path: Path) -> None:
     """Its converter for these models exchanges the matrices of networks, and says 0 and 448 of sizes."""
     folder(tmp_path)
     write_mmproj(tmp_path, tmp_path / "ours.gguf")
-    ours = gguf.GGUFReader(tmp_path / "ours.gguf")
-    made = gguf.GGUFWriter(tmp_path / "m.gguf", "clip")
-    changed = {"clip.vision.projection_dim": 0, "clip.vision.image_size": 5 * PATCH}
-    for key, field in ours.fields.items():
-        if not key.startswith(("GGUF.", "general.arch", "pyggml.")):
-            value = changed.get(key, field.contents())
-            made.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-    for t in ours.tensors:
-        made.add_tensor(".".join(other.get(x, x) for x in t.name.split(".")), t.data, raw_dtype=t.tensor_type)
-    made.add_tensor("resampler.pos_embed_k", np.zeros((70 * 70, OUT), np.float32))
-    made.write_header_to_file()
-    made.write_kv_data_to_file()
-    made.write_tensors_to_file()
-    made.close()
+    changes = {"clip.vision.projection_dim": 0, "clip.vision.image_size": 5 * PATCH}
+    names = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    more = {"resampler.pos_embed_k": np.zeros((70 * 70, OUT), np.float32)}
+    copy_mmproj(tmp_path / "ours.gguf", tmp_path / "m.gguf", changes, names, more)
     found = []
     for file in ("ours.gguf", "m.gguf"):
         tower = open_tower_of(str(tmp_path / "t.gguf"), str(tmp_path / file), "vision")
