@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
+
 from .conftest import shared_dir
 
 MM = shared_dir() / "golden" / "mm"
@@ -25,6 +27,26 @@ def characters() -> list[str]:
     plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
     more = iter(range(256, 512))
     return [chr(b) if b in plain else chr(next(more)) for b in range(256)]
+
+
+def copy_mmproj(
+    path: Path, out: Path, changes: Mapping[str, Any], names: Mapping[str, str], more: Mapping[str, Any]
+) -> None:
+    """A copy of an mmproj file with other values of keys, other parts of tensors' names, and `more` tensors. What
+    pyggml says besides is left out."""
+    source, made = gguf.GGUFReader(path), gguf.GGUFWriter(out, "clip")
+    for key, field in source.fields.items():
+        if not key.startswith(("GGUF.", "general.arch", "pyggml.")):
+            value = changes.get(key, field.contents())
+            made.add_key_value(key, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
+    for t in source.tensors:
+        made.add_tensor(".".join(names.get(x, x) for x in t.name.split(".")), t.data, raw_dtype=t.tensor_type)
+    for name, a in more.items():
+        made.add_tensor(name, a)
+    made.write_header_to_file()
+    made.write_kv_data_to_file()
+    made.write_tensors_to_file()
+    made.close()
 
 
 def write_folder(folder: Path, name: str = "qwen2-vl", specials: Mapping[int, str] = QWEN, pic: str = "") -> Path:

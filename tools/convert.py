@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -12,6 +14,7 @@ from rich.console import Console
 from pyggml.bars import bar
 from pyggml.errors import DTypeError, ModelError
 from pyggml.hf.export import export_folder
+from pyggml.llm.ggml_whisper import is_whisper_file, write_gguf
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
@@ -26,7 +29,9 @@ _TYPE_HELP = f"One of {', '.join(MIXES)}; without it tensors stay as they are."
 
 
 def convert(
-    source: Annotated[Path, Argument(metavar="IN", help="Hugging Face folder, or with --hf a GGUF file.")],
+    source: Annotated[
+        Path, Argument(metavar="IN", help="Hugging Face folder, or a file of whisper.cpp; with --hf a GGUF file.")
+    ],
     out: Annotated[
         Optional[Path],
         Argument(metavar="OUT", help="What to write (not with --mmproj); it appears when it is complete."),
@@ -65,7 +70,7 @@ def convert(
         if file_type or imatrix or split_size or vocab_only or report or lora:
             raise click.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
         with bar("to folder") as show:
-            export_folder(source, out, show)
+            _export(source, out, show)
         print(json.dumps({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
         return
     if lora:
@@ -74,6 +79,12 @@ def convert(
         made = convert_lora(source, out, base)
         about = {"in": str(source), "out": str(out), "tensors": len(made.pairs)}
         print(json.dumps(about) if as_json else f"{source} -> {out}: {len(made.pairs)} tensors")
+        return
+    if is_whisper_file(source):
+        if file_type or imatrix or split_size or vocab_only or report:
+            raise click.BadParameter("a file of whisper.cpp becomes a GGUF as it is; `pyggml quantize` rewrites that")
+        write_gguf(source, out)
+        print(json.dumps({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
         return
     if not source.is_dir():
         raise ModelError(f"{source}: is no folder; `pyggml quantize` rewrites a GGUF file, --hf makes a folder of one")
@@ -101,6 +112,17 @@ def convert(
         Console(width=max(console.width, TABLE_WIDTH)).print(table_of(plan))
     about = "the vocabulary" if vocab_only else f"{written}, {plan.bytes_after / 2**20:.2f} MiB"
     console.print(f"{source} -> {' '.join(paths)}: {about}", soft_wrap=True)
+
+
+def _export(source: Path, out: Path, show: Callable[[int, int], None]) -> None:
+    """Write a GGUF file, or one of whisper.cpp, as a folder."""
+    if not is_whisper_file(source):
+        export_folder(source, out, show)
+        return
+    with tempfile.TemporaryDirectory(dir=out.absolute().parent) as made:
+        gguf = Path(made) / "m.gguf"
+        write_gguf(source, gguf)
+        export_folder(gguf, out, show)
 
 
 def _write_tower(source: Path, out: Path, file_type: str | None, as_json: bool) -> None:

@@ -43,6 +43,7 @@ class TowerBuild(WeightedGraph, Generic[T_co]):
     constants  inputs whose values follow from the size alone (positions, order), and these values
     results    nodes whose values whoever runs the graph wants, by name
     asked      tells whether anyone will look at the node with this name
+    in_pieces  tokens of a large picture may go through a layer in pieces; false when anyone looks at nodes of layers
     """
 
     def __init__(self, hparams: T_co, weights: Weights, side: str, size: TowerSize) -> None:
@@ -52,6 +53,7 @@ class TowerBuild(WeightedGraph, Generic[T_co]):
         self.constants: dict[str, tuple[Tensor, npt.NDArray[Any]]] = {}
         self.results: dict[str, Tensor] = {}
         self.asked: Callable[[str], bool] = _no_one
+        self.in_pieces = True
 
     @property
     def n_patches(self) -> int:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import sqrt
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from pyggml import ops as gg
 from pyggml.dtypes import DType
+from pyggml.ops import region
 from pyggml.ops.im2col import im2col
+from pyggml.ops.pad import pad
 from pyggml.tensor import Tensor
 
 from ..hparams import Activation, NormKind
@@ -27,8 +29,11 @@ if TYPE_CHECKING:
 
 AnyBuild: TypeAlias = "TowerBuild[TowerHParams]"
 VisionBuild: TypeAlias = "TowerBuild[VisionHParams]"
-Rope = Callable[[Tensor], Tensor]  # turns the heads of Q or K, ne [n_embd_head, n_head, n_tokens, n_pictures]
+# Turns the heads of Q or K, ne [n_embd_head, n_head, n_tokens, n_pictures], given the number of the first token.
+Rope = Callable[[Tensor, int], Tensor]
 Windows = Sequence[tuple[int, int]]  # (number of windows, tokens of each), for tokens that lie window by window
+
+PIECE = 4096  # tokens of a large picture that go through a layer at a time
 
 
 def build_patches(b: VisionBuild, n_channels: int = 3) -> Tensor:
@@ -97,14 +102,79 @@ def build_layers(
     """
     for il in range(b.hparams.n_layer) if layers is None else layers:
         seen = None if windows is None else windows(il)
-        attn = build_self_attn(b, build_norm(b, cur, b.own("ln1"), "ln1", il, norm), il, rope, seen, causal)
-        cur = b.cb(gg.add(cur, _layer_scaled(b, attn, "ls1", il)), "ffn_inp", il)
-        out = build_network(b, build_norm(b, cur, b.own("ln2"), "ln2", il, norm), il, b.hparams.act, gated)
-        cur = b.cb(gg.add(cur, _layer_scaled(b, out, "ls2", il)), "l_out", il)
+        layer = _Layer(b, il, norm, gated, rope, seen, causal)
+        cut = cur.ne[1] > PIECE and cur.ne[2] == 1 and b.in_pieces and not causal
+        cur = b.cb(layer.in_pieces(cur) if cut else layer.whole(cur), "l_out", il)
         b.graph.build_forward_expand(cur)
         if after is not None:
             after(cur, il)
     return cur
+
+
+class _Layer(NamedTuple):
+    """A layer of `build_layers`, whose arguments these are."""
+
+    b: AnyBuild
+    il: int
+    norm: NormKind
+    gated: bool
+    rope: Rope | None
+    windows: Windows | None
+    causal: bool
+
+    def whole(self, cur: Tensor, first: int = 0) -> Tensor:
+        """The result of the layer for tokens that see no others, the first of which is the picture's `first`."""
+        attn = build_self_attn(self.b, self.normed(cur), self.il, self.rope, self.windows, self.causal, first=first)
+        return self.after_attn(cur, attn)
+
+    def normed(self, cur: Tensor) -> Tensor:
+        return build_norm(self.b, cur, self.b.own("ln1"), "ln1", self.il, self.norm)
+
+    def after_attn(self, cur: Tensor, attn: Tensor) -> Tensor:
+        """What becomes of the layer's input and the result of its attention: the sum, and the network."""
+        b, il = self.b, self.il
+        cur = b.cb(gg.add(cur, _layer_scaled(b, attn, "ls1", il)), "ffn_inp", il)
+        normed = build_norm(b, cur, b.own("ln2"), "ln2", il, self.norm)
+        out = build_network(b, normed, il, b.hparams.act, self.gated)
+        return gg.add(cur, _layer_scaled(b, out, "ls2", il))
+
+    def in_pieces(self, cur: Tensor) -> Tensor:
+        """As `whole` of one large picture, in pieces: of all tokens together only the layer's input, which its result
+        is written over, and, when all tokens see each other, Q, K and V are in memory."""
+        n_tokens, row = cur.ne[1], cur.nb[1]
+        if self.windows is not None:
+            at = 0
+            for n_windows, size in self.windows:
+                most = max(PIECE // size, 1)
+                for i in range(0, n_windows, most):
+                    n = min(most, n_windows - i)
+                    piece = self._replace(windows=[(n, size)]).whole(_tokens_of(cur, at, n * size), at)
+                    cur = gg.set_2d(cur, piece, row, at * row)
+                    at += n * size
+            assert at == n_tokens, self.windows
+            return cur
+        pieces = [(at, min(PIECE, n_tokens - at)) for at in range(0, n_tokens, PIECE)]
+        whole: list[Tensor] = []  # Q, K, V
+        for at, n in pieces:
+            parts = _build_qkv(self.b, self.normed(_tokens_of(cur, at, n)), self.il, self.rope, first=at)
+            if not whole:
+                whole.extend(pad(gg.cont(part), 0, 0, n_tokens - n, 0) for part in parts)
+            else:
+                for i, (t, part) in enumerate(zip(whole, parts, strict=True)):
+                    whole[i] = region.set(t, part, t.nb[1], t.nb[2], t.nb[3], at * t.nb[2])
+            for t in whole:  # so that nothing else of this piece is needed later
+                self.b.graph.build_forward_expand(t)
+        q, k, v = whole
+        for at, n in pieces:
+            attn = attend(self.b, _window_of(q, at, 1, n), k, v, self.il)
+            piece = self.after_attn(_tokens_of(cur, at, n), _build_attn_out(self.b, attn, self.il))
+            cur = gg.set_2d(cur, piece, row, at * row)
+        return cur
+
+
+def _tokens_of(cur: Tensor, at: int, n: int) -> Tensor:
+    """Tokens `at` to `at + n` of one picture: ne [n_embd, n, 1]."""
+    return gg.view_3d(cur, cur.ne[0], n, 1, cur.nb[1], cur.nb[2], at * cur.nb[1])
 
 
 def _layer_scaled(b: AnyBuild, cur: Tensor, role: str, il: int) -> Tensor:
@@ -133,12 +203,33 @@ def build_self_attn(
     windows: Windows | None = None,
     causal: bool = False,
     prefix: str = "",
+    first: int = 0,
 ) -> Tensor:
     """Attention of all tokens of a picture (or of a window) to each other, and its projection: ne of `cur`.
 
     Q, K and V have weights of their own, or one together (`attn_qkv`). Those with weights of their own may have norms
-    over all heads of a token. `prefix` comes before the roles of the weights.
+    over all heads of a token. `prefix` comes before the roles of the weights; `first` is the number of the first
+    token.
     """
+    n_tokens, n = cur.ne[1:3]
+    q, k, v = _build_qkv(b, cur, il, rope, prefix, first)
+    if windows is None:
+        return _build_attn_out(b, attend(b, q, k, v, il, _causal_mask(b, n_tokens) if causal else None), il, prefix)
+    attn, at = None, 0
+    for n_windows, size in windows:
+        wq, wk, wv = (_window_of(t, at, n_windows, size) for t in (q, k, v))
+        part = attend(b, wq, wk, wv, il)
+        part = gg.reshape_4d(part, *q.ne[:2], n_windows * size, 1)
+        attn = part if attn is None else gg.concat(attn, part, 2)
+        at += n_windows * size
+    assert attn is not None and at == n_tokens and n == 1, windows
+    return _build_attn_out(b, attn, il, prefix)
+
+
+def _build_qkv(
+    b: AnyBuild, cur: Tensor, il: int, rope: Rope | None, prefix: str = "", first: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, K and V: ne [n_embd_head, n_head, n_tokens, n] each. See `build_self_attn`."""
     n_embd, n_tokens, n, _ = cur.ne
     n_head = b.hparams.n_head
     head = n_embd // n_head
@@ -155,20 +246,14 @@ def build_self_attn(
             for x, t in zip("qkv", parts, strict=True)
         )
         q, k, v = (gg.reshape_4d(t, head, n_head, n_tokens, n) for t in normed)
-    q, k = (rope(t) if rope is not None else t for t in (q, k))
-    q, k, v = b.cb(q, "Qcur", il), b.cb(k, "Kcur", il), b.cb(v, "Vcur", il)
-    if windows is None:
-        attn = _attend(b, q, k, v, il, _causal_mask(b, n_tokens) if causal else None)
-    else:
-        attn, at = None, 0
-        for n_windows, size in windows:
-            wq, wk, wv = (_window_of(t, at, n_windows, size) for t in (q, k, v))
-            part = _attend(b, wq, wk, wv, il)
-            part = gg.reshape_3d(part, n_embd, n_windows * size, 1)
-            attn = part if attn is None else gg.concat(attn, part, 1)
-            at += n_windows * size
-        assert attn is not None and at == n_tokens and n == 1, windows
-    attn = b.cb(gg.reshape_3d(attn, n_embd, n_tokens, n), "kqv_out", il)
+    q, k = (rope(t, first) if rope is not None else t for t in (q, k))
+    return b.cb(q, "Qcur", il), b.cb(k, "Kcur", il), b.cb(v, "Vcur", il)
+
+
+def _build_attn_out(b: AnyBuild, attn: Tensor, il: int, prefix: str = "") -> Tensor:
+    """The projection of what attention gives, ne [n_embd_head, n_head, n_tokens, n]: ne [n_embd, n_tokens, n]."""
+    n_embd = attn.ne[0] * attn.ne[1]
+    attn = b.cb(gg.reshape_3d(attn, n_embd, *attn.ne[2:]), "kqv_out", il)
     return b.linear(b.own(f"{prefix}attn_out"), attn, n_embd, "attn_out", il)
 
 
@@ -182,7 +267,7 @@ def _causal_mask(b: AnyBuild, n: int) -> Tensor:
     return b.constant("causal", lambda: np.triu(np.full((n, n), -np.inf, np.float32), 1))
 
 
-def _attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int, mask: Tensor | None = None) -> Tensor:
+def attend(b: AnyBuild, q: Tensor, k: Tensor, v: Tensor, il: int, mask: Tensor | None = None) -> Tensor:
     """softmax(K q) V, of tensors of ne [n_embd_head, n_head, n_tokens, n]: ne [n_embd_head, n_head, n_tokens, n].
 
     Flash attention never stores the scores. When someone looks at them (`kq_soft_max_ext`), they are computed."""
@@ -304,13 +389,14 @@ def build_rope_2d(b: AnyBuild, base: float, lines: Callable[[], npt.NDArray[np.i
     the fastest on. `lines()` gives line and column of each patch, [2, n_patches]."""
     quarter = b.hparams.n_embd // b.hparams.n_head // 4
 
-    def positions() -> npt.NDArray[np.int32]:
-        line, column = lines()
-        return np.concatenate([line, column, np.zeros_like(line), np.zeros_like(line)]).astype(np.int32)
-
-    def turn(t: Tensor) -> Tensor:
+    def turn(t: Tensor, first: int) -> Tensor:
         sections = (quarter, quarter, 0, 0)
-        at = b.constant("positions", positions)
+
+        def positions() -> npt.NDArray[np.int32]:
+            line, column = (axis[first : first + t.ne[2]] for axis in lines())
+            return np.concatenate([line, column, np.zeros_like(line), np.zeros_like(line)]).astype(np.int32)
+
+        at = b.constant(f"positions_{first}_{t.ne[2]}", positions)
         return gg.rope_multi(t, at, None, 2 * quarter, sections, "vision", 0, base, 1.0, 0.0, 1.0, 0.0, 0.0)
 
     return turn
@@ -324,8 +410,11 @@ def build_rope_halves(
     scale."""
     half = b.hparams.n_embd // b.hparams.n_head // 2
 
-    def turn(t: Tensor) -> Tensor:
-        at = [b.constant(f"places_{i}", lambda i=i: places()[i].astype(np.int32)) for i in (0, 1)]
+    def turn(t: Tensor, first: int) -> Tensor:
+        def axis(i: int) -> Callable[[], npt.NDArray[np.int32]]:
+            return lambda: places()[i][first : first + t.ne[2]].astype(np.int32)
+
+        at = [b.constant(f"places_{i}_{first}_{t.ne[2]}", axis(i)) for i in (0, 1)]
         parts = [
             gg.rope_ext(
                 gg.view_4d(t, half, *t.ne[1:], *t.nb[1:], t.nb[0] * half * i),

@@ -38,6 +38,7 @@ PAGES = {  # the name of a tower -> the module that describes it
     "qwen2.5vl_merger": "qwen_vl",
     "qwen2vl_merger": "qwen_vl",
     "qwen3vl_merger": "qwen_vl",
+    "resampler": "minicpmv",
     "siglip": "encoders",
     "vit": "encoders",
     "clip_text": "reading",

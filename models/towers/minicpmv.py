@@ -1,13 +1,16 @@
-"""MiniCPM-V 4.6: SigLIP for slices of any size, whose positions are fractions of the slice. Squares of 2 x 2 patches
-become one, first between two layers and again at the end.
+"""MiniCPM-V: SigLIP for slices of any size, whose positions are fractions of the slice.
 
-At the first merger the patches of a square see each other; a network makes one row of their four, to which their mean
-is added. Towers for text in small print leave it out ("4x", `factor` 2).
+minicpmv4_6  MiniCPM-V 4.6: squares of 2 x 2 patches become one, first between two layers and again at the end. At the
+             first merger the patches of a square see each other; a network makes one row of their four, to which their
+             mean is added. Towers for text in small print leave it out ("4x", `factor` 2)
+resampler    MiniCPM-V 2.6 and MiniCPM-o 2.6 (arXiv 2408.01800): learned queries attend to the patches, so each slice
+             has as many features as there are queries
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 
@@ -18,11 +21,11 @@ from pyggml.tensor import Tensor
 
 from ..blocks.norm import build_norm
 from ..blocks.tower import TowerBuild, TowerSize
-from ..blocks.vision import build_layers, build_merged, build_mlp, build_patches, build_self_attn
+from ..blocks.vision import attend, build_layers, build_merged, build_mlp, build_patches, build_self_attn, to_f32
 from ..metadata import Reader
 from .hparams import VisionHParams, read_vision
 from .llava import integers
-from .shuffled import edges_of, rows_of_tiles, sizes_of_tiles
+from .shuffled import edges_of, float_range, rows_of_tiles, sizes_of_tiles
 from .tower import Array, Arrays, Encoded, Tower, TowerRun, array_of
 
 
@@ -86,10 +89,15 @@ def _build_merger(b: TowerBuild[MiniCPMVHParams], cur: Tensor) -> Tensor:
 
 
 def _encode(run: TowerRun[MiniCPMVHParams], arrays: Arrays) -> Encoded:
-    """The features of the whole picture, then those of its slices, whose patches lie in one line."""
+    return _encode_slices(run, arrays, run.hparams.factor)
+
+
+def _encode_slices(run: TowerRun[VisionHParams], arrays: Arrays, factor: int) -> Encoded:
+    """The features of the whole picture, then those of its slices, whose patches lie in one line; a slice is of squares
+    of `factor` x `factor` patches."""
     p = run.hparams.patch_size
     line = array_of(arrays, "pixel_values", (3, p, None))
-    sizes = sizes_of_tiles(arrays, "target_sizes", run.hparams.factor)
+    sizes = sizes_of_tiles(arrays, "target_sizes", factor)
     ends = np.cumsum([h * w * p for h, w in sizes])
     if ends[-1] != line.shape[2]:
         raise ShapeError(f"target_sizes has {ends[-1] // p} patches, where pixel_values has {line.shape[2] // p}")
@@ -104,4 +112,72 @@ def _least(hp: MiniCPMVHParams) -> TowerSize:
     return TowerSize(1, hp.factor, hp.factor)
 
 
-TOWERS = (Tower(("minicpmv4_6",), _read, _build, _encode, _least),)
+# -- MiniCPM-V 2.6 ----------------------------------------------------------------------------------------------------
+
+_HEAD = 128  # elements of a head of the resampler
+
+
+def _read_resampler(r: Reader) -> VisionHParams:
+    return read_vision(VisionHParams, r)
+
+
+def _build_resampler(b: TowerBuild[VisionHParams]) -> None:
+    hp = b.hparams
+    n, h, w = b.size
+    table = b.weights.ne("v.position_embd.weight")
+    side = hp.side if table is None else isqrt(table[1])  # files of llama.cpp have another image_size
+
+    def places() -> Array:
+        """For each patch the learned position that its fraction of the slice falls to, rounded as torch does."""
+        line, column = (np.searchsorted(edges_of(side), float_range(0, 1 - 1e-6, 1 / n), side="right") for n in (h, w))
+        return (line[:, None] * side + column).reshape(-1).astype(np.int32)
+
+    learned = gg.get_rows(b.weight("v.position_embd", (hp.n_embd, side**2)), b.constant("positions", places))
+    cur = build_layers(b, b.cb(gg.add(build_patches(b), learned), "pos_embd"))
+    cur = build_norm(b, cur, "v.post_ln", "post_ln", kind="layer")
+
+    n_out, queries = hp.n_embd_out, b.weights.ne("resampler.query")
+    n_queries = 1 if queries is None else queries[1]
+    query = to_f32(b.weight("resampler.query", (n_out, n_queries), suffix=""))
+    b.optional("resampler.pos_embed_k", (n_out, 70 * 70), suffix="")  # of llama.cpp's files; it is computed here
+    if n_out % _HEAD:
+        raise ShapeError(f"features of {n_out} elements make no heads of {_HEAD}")
+    if n_out != hp.n_embd:
+        cur = b.linear("resampler.kv", cur, n_out, "resampler_kv")
+    cur = build_norm(b, cur, "resampler.ln_kv", "resampler_ln_kv", kind="layer", eps=1e-6)
+    places_of_keys = b.constant("resampler_positions", lambda: sines_of_places(h, w, n_out))
+    q = build_norm(b, query, "resampler.ln_q", "resampler_ln_q", kind="layer", eps=1e-6)
+    k = gg.add(cur, places_of_keys)
+    q, k, v = (
+        gg.reshape_4d(b.linear(f"resampler.attn.{x}", t, n_out, f"resampler_{x}"), _HEAD, n_out // _HEAD, *t.ne[1:3])
+        for x, t in (("q", q), ("k", k), ("v", cur))
+    )
+    q = gg.repeat_4d(q, *q.ne[:3], n)
+    cur = gg.reshape_3d(attend(b, q, k, v, -1), n_out, n_queries, n)
+    cur = b.linear("resampler.attn.out", cur, n_out, "resampler_attn_out")
+    cur = build_norm(b, cur, "resampler.ln_post", "resampler_ln_post", kind="layer", eps=1e-6)
+    b.result("features", b.linear("resampler.proj", cur, n_out, "resampler_proj"))
+
+
+def sines_of_places(h: int, w: int, n: int) -> Array:
+    """The fixed embeddings of `h` x `w` places, line by line: float32 [h * w, n]. A quarter each: sines and cosines of
+    the column, sines and cosines of the line, from the fastest on. All in float32, as the model was trained."""
+    steps = np.arange(n // 4, dtype=np.float32) / np.float32(n / 4)
+    turns: Array = 1 / np.power(np.full_like(steps, 10000), steps)
+    places = np.indices((h, w)).reshape(2, -1, 1).astype(np.float32)
+    line, column = np.multiply(places[0], turns), np.multiply(places[1], turns)
+    return np.concatenate([np.sin(column), np.cos(column), np.sin(line), np.cos(line)], axis=1)
+
+
+def _one_patch(hp: VisionHParams) -> TowerSize:
+    return TowerSize(1, 1, 1)
+
+
+def _encode_resampled(run: TowerRun[VisionHParams], arrays: Arrays) -> Encoded:
+    return _encode_slices(run, arrays, 1)
+
+
+TOWERS = (
+    Tower(("minicpmv4_6",), _read, _build, _encode, _least),
+    Tower(("resampler",), _read_resampler, _build_resampler, _encode_resampled, _one_patch),
+)

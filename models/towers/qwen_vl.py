@@ -135,16 +135,14 @@ def _of_squares(order: Array, merge: int) -> Array:
 
 
 def _build_patch_rows(b: TowerBuild[QwenVLHParams]) -> Tensor:
-    """The embeddings of patches, whose pixels are given for each of the two frames: ne [n_embd, n_patches, 1]."""
+    """The embeddings of patches of two frames: ne [n_embd, n_patches, 1]. `pixel_values` has the pixels of a patch by
+    channel, then by frame: ne [p * p * 2 * 3, n_patches]. The file has a kernel for each frame."""
     hp = b.hparams
     p, n = hp.patch_size, b.n_patches
-    cur = None
-    for i, suffix in enumerate(("weight", "weight.1")):
-        kernel = b.weight("v.patch_embd", (p, p, 3, hp.n_embd), suffix=suffix)
-        pixels = b.input(f"pixels_{i}", (p * p * 3, n))
-        part = gg.mul_mat(gg.reshape_2d(kernel, p * p * 3, hp.n_embd), pixels)
-        cur = part if cur is None else gg.add(cur, part)
-    assert cur is not None
+    kernels = [b.weight("v.patch_embd", (p, p, 3, hp.n_embd), suffix=suffix) for suffix in ("weight", "weight.1")]
+    first, second = (gg.reshape_4d(kernel, p * p, 1, 3, hp.n_embd) for kernel in kernels)
+    both = gg.reshape_2d(gg.concat(first, second, 1), p * p * 2 * 3, hp.n_embd)
+    cur = gg.mul_mat(both, b.input("pixel_values", (p * p * 2 * 3, n)))
     bias = b.optional("v.patch_embd", (hp.n_embd,), suffix="bias")
     cur = b.cb(cur if bias is None else gg.add(cur, bias), "patch_embd")
     return gg.reshape_3d(cur, hp.n_embd, n, 1)
@@ -244,9 +242,7 @@ def _encode(run: TowerRun[QwenVLHParams], arrays: Arrays) -> Encoded:
     if t != 1 or h < 1 or w < 1 or h % hp.merge or w % hp.merge:
         raise ShapeError(f"image_grid_thw is {t}, {h}, {w}: one frame of squares of {hp.merge} x {hp.merge} is read")
     p = hp.patch_size
-    pixels = array_of(arrays, "pixel_values", (h * w, 3 * 2 * p * p)).reshape(h * w, 3, 2, p * p)
-    frames = {f"pixels_{i}": np.ascontiguousarray(pixels[:, :, i]).reshape(h * w, -1) for i in (0, 1)}
-    got = run(TowerSize(1, h, w), **frames)
+    got = run(TowerSize(1, h, w), pixel_values=array_of(arrays, "pixel_values", (h * w, 3 * 2 * p * p)))
     deep = np.stack([got[f"deepstack_{i}"] for i in range(len(hp.deepstack))]) if hp.deepstack else None
     return Encoded(Features(got["features"], (t, h // hp.merge, w // hp.merge), deep))
 

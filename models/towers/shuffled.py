@@ -77,19 +77,20 @@ def _read(act: Activation) -> Callable[[Reader], ShuffledHParams]:
 # -- Idefics3 ---------------------------------------------------------------------------------------------------------
 
 
-def edges_of(n_parts: int) -> Array:
-    """Where `n_parts` equal parts of [0, 1) touch, float32 [n_parts - 1].
-
-    Patches often fall on the edge between two parts, and then rounding decides. So edges are rounded as in the
-    transformers library, where torch.arange makes them: the first of each eight is rounded to float32 before the others
-    are counted from it, as long as there are whole groups of sixteen.
-    """
-    step = 1 / n_parts
-    i = np.arange(int(np.ceil((1 - step) / step)))
-    edges = (step + step * i).astype(np.float32)
-    first = (step + step * (i - i % 8)).astype(np.float32)
+def float_range(start: float, end: float, step: float) -> Array:
+    """What torch.arange makes of these numbers in float32, to the bit: the first of each eight is rounded to float32
+    before the others are counted from it, as long as there are whole groups of sixteen."""
+    i = np.arange(int(np.ceil((end - start) / step)))
+    alone = (start + step * i).astype(np.float32)
+    first = (start + step * (i - i % 8)).astype(np.float32)
     grouped = (first.astype(np.float64) + step * (i % 8)).astype(np.float32)
-    return np.where(i < len(i) - len(i) % 16, grouped, edges)
+    return np.where(i < len(i) - len(i) % 16, grouped, alone)
+
+
+def edges_of(n_parts: int) -> Array:
+    """Where `n_parts` equal parts of [0, 1) touch, float32 [n_parts - 1]. Patches often fall on the edge between two
+    parts, and then rounding decides, so it is that of the transformers library."""
+    return float_range(1 / n_parts, 1, 1 / n_parts)
 
 
 def parts_of(n: int, n_parts: int) -> Array:

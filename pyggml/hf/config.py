@@ -24,6 +24,8 @@ _ROPE_NUMBERS = {
     *("mscale", "mscale_all_dim", "short_mscale", "long_mscale", "alpha"),
 }
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+# Classes that are beside their checkpoints, not in the library -> the class of the library whose defaults they have.
+_LIKE = {"minicpmv": "qwen2", "minicpmo": "qwen2"}
 # Where configs kept the parameters of a rope before `rope_parameters`.
 _THETA = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 _THETA_SWA = ("rope_local_base_freq", "local_rope_theta", "swa_rope_theta")
@@ -70,7 +72,7 @@ class Config:
             self.values["tie_word_embeddings"] = self.outer["tie_word_embeddings"]
         self.asked: set[str] = set()
         kind = self.values.get("model_type")
-        self._defaults: Mapping[str, Any] = _classes().get(kind, {}) if isinstance(kind, str) else {}
+        self._defaults: Mapping[str, Any] = _classes().get(_LIKE.get(kind, kind), {}) if isinstance(kind, str) else {}
 
     @classmethod
     def of_folder(cls, folder: Path) -> Config:

@@ -31,7 +31,7 @@ from pyggml.models import get_architecture
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch
 from .families.encoders import pooling_files
-from .families.spelling import INSIDE, OUTSIDE, SIDES
+from .families.spelling import INSIDE, OUTSIDE
 from .family import Array, Family, Of
 from .folder import HFFolder, open_hf_folder, sizes_of
 from .metadata import COMMON, of_model, said_activation
@@ -122,10 +122,15 @@ def _same(a: Any, b: Any) -> bool:
 # -- config ------------------------------------------------------------------------------------------------------------
 
 
+def _keys_of(file: GGUFFile, family: Family) -> dict[str, Any]:
+    """The keys of the architecture, without its name."""
+    prefix = f"{family.arch}."
+    return {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
+
+
 def config_of(file: GGUFFile, family: Family) -> dict[str, Any]:
     """The contents of config.json, from a file's metadata."""
-    prefix = f"{family.arch}."
-    keys = {key.removeprefix(prefix): value for key, value in file.kv.items() if key.startswith(prefix)}
+    keys = _keys_of(file, family)
     config: dict[str, Any] = {"architectures": [family.cls], "model_type": family.types[0]}
     config |= {"tie_word_embeddings": "output.weight" not in file.tensors, "dtype": _DTYPE_NAMES[_main_type(file)]}
     config |= said_activation(family.act) if family.act else {}
@@ -282,12 +287,12 @@ def planned(file: Named, family: Family, sizes: Sizes) -> Iterator[Written]:
     for t in file.tensors.values():
         if t.name in taken or t.name in _MADE:
             continue
-        found = re.match(r"(?:(enc\.|dec\.)?blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
+        found = re.match(r"(?:(enc\.|dec\.|a\.)?blk\.(\d+)\.)?(.*?)(\.weight|\.bias)?$", t.name)
         assert found is not None
         side, layer, suffix = found[1] or "", found[2], found[4] or ""
         role = side + found[3]
         own = role + (".bias" if suffix == ".bias" else "")
-        begin, head = f"{SIDES.get(side, family.layers)}.{layer}", int(layer or 0) - n_layer
+        begin, head = f"{family.sides.get(side, family.layers)}.{layer}", int(layer or 0) - n_layer
         if family.nextn is not None and head >= 0:
             begin = family.nextn.layer(head, n_layer, family.layers)
             name = family.nextn.named(role, begin)
@@ -380,6 +385,7 @@ def _write(file: GGUFFile, family: Family, folder: Path, progress: Progress | No
                 progress(done, total)
     files = {"config.json": config_of(file, family), **tokenizer_files(file.kv, folder)}
     files |= pooling_files(file.kv.get(f"{family.arch}.pooling_type"))
+    files |= family.files(_keys_of(file, family))
     for path, content in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
         text = json.dumps(content, indent=2, ensure_ascii=False)

@@ -81,6 +81,8 @@ class Family:
     spelled  names of tensors in a written checkpoint, by role, that differ from `families/spelling.py`.
              `attn_output|attn_gate`: the spelling of attn_output in layers that have an attn_gate
     layers   the beginning of a layer's names in the checkpoint
+    sides    that of models with several stacks of layers, by what begins their names in a GGUF (`enc.`, `dec.`, `a.`)
+    files    further files of a written folder (JSON), given the keys of the GGUF without the architecture
     scaled   factors of tensors, by role (`attn_k`: of the weight; `attn_k.bias`): one number, or one for each row.
              The GGUF gets the products; a written config gets 1
     untied   whether the GGUF needs an output of its own although the config ties it to the embeddings
@@ -109,6 +111,8 @@ class Family:
     constants: Mapping[str, object] = field(default_factory=dict[str, object])
     spelled: Mapping[str, str] = field(default_factory=dict[str, str])
     layers: str = "model.layers"
+    sides: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Callable[[Mapping[str, Any]], Mapping[str, object]] = lambda keys: {}
     scaled: Callable[[Config], Mapping[str, float | Array]] = lambda c: {}
     untied: Callable[[Config], bool] = lambda c: False
     scalars: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict[str, "tuple[str, tuple[int, ...]]"])

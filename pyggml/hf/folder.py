@@ -150,6 +150,8 @@ def _media_keys(c: Config) -> dict[str, Any]:
         token = next((t for t in tokens if type(t) is int and t >= 0), None)
         if isinstance(kind, str) and token is not None:
             found |= {"pyggml.media.family": kind, f"pyggml.media.{media}_token_id": token}
+    if kind in ("minicpmv", "minicpmo"):  # whose placeholder is the vocabulary's <unk>
+        found["pyggml.media.family"] = kind
     return found
 
 

@@ -319,13 +319,15 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("language_model.", "model."),
+    ("llm.model.", "model."),
+    ("llm.lm_head.", "lm_head."),
     ("model.mtp.", "mtp."),
 )
 # Tensors of towers and projectors, which a text model leaves aside: the parts that their names begin with (after
 # `model.`), and tensors that belong to a projector alone.
 TOWERS = re.compile(
     r"^(model\.)?((vision_tower|visual|vision_model|audio_tower|multi_modal_projector|embed_vision|embed_audio|connector"
-    r"|merger)\.|image_newline$)"
+    r"|merger|vpm|resampler|apm|audio_projection_layer|tts)\.|image_newline$)"
 )
 # Buffers that are computed from the config.
 _NEVER = (

@@ -1,7 +1,6 @@
 """Read whisper.cpp's model files (`ggml-base.bin`): a magic number, sizes, mel filters, tokens, then the tensors.
 
-The file has Whisper's encoder and decoder under OpenAI's names. It becomes what a folder
-becomes: a model and its tower.
+The file has Whisper's encoder and decoder under OpenAI's names. It becomes what a folder becomes.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from pyggml.buffers.buffer import Buffer, Bytes
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, ModelError
 from pyggml.gguf_io.bind import bound
+from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record
 from pyggml.models.hparams import MAX_LAYERS
-from pyggml.tensor import Ne, Tensor, full_ne
+from pyggml.tensor import Ne, Tensor, full_ne, rank_of
 
 from .speech import LANGUAGES
 
@@ -31,7 +31,7 @@ _SIZES = (
 _N_STAMPS = 1501  # steps of 20 milliseconds, the last tokens of the vocabulary
 _BETWEEN = ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
 _ONE_LANGUAGE = 51864  # tokens of models that know English alone
-_EPS = 1e-5
+_EPS = float(np.float32(1e-5))
 _ROLES = {
     "attn_ln": "{norm}",
     "attn.query": "attn_q",
@@ -65,16 +65,16 @@ _WHOLE = {
     "decoder.ln.bias": "dec.output_norm.bias",
 }
 
+_MAGIC = struct.pack("<I", 0x67676D6C)
+_ALIGNMENT = 32
 _TOKEN_BYTES = 256  # of a token (the longest known has 128): finding its merges takes time by the square of its length
 
 
 class WhisperFile(NamedTuple):
-    """A file that was read: metadata and tensors of the decoder, and of the tower."""
+    """A file that was read: metadata, and the tensors of decoder and encoder."""
 
     kv: dict[str, Any]
     tensors: dict[str, Tensor]
-    tower_kv: dict[str, Any]
-    tower: dict[str, Tensor]
 
 
 class _Bytes:
@@ -115,10 +115,31 @@ def read_whisper(path: str | os.PathLike[str], vocab_only: bool = False) -> Whis
     f.take(4 * n_mel * n_freq, "the mel filters")  # those that `media.sound` computes
     kv = {**_decoder_keys(n), **_tokens(f, n)}
     if vocab_only:
-        return WhisperFile(kv, {}, {}, {})
-    tensors = _tensors(f)
-    tower = {name: t for name, t in tensors.items() if name.startswith("a.")}
-    return WhisperFile(kv, {name: t for name, t in tensors.items() if name not in tower}, _tower_keys(n), tower)
+        return WhisperFile(kv, {})
+    return WhisperFile(kv, _tensors(f))
+
+
+def is_whisper_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those of whisper.cpp do."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == _MAGIC
+    except OSError:
+        return False  # whoever opens it says why
+
+
+def write_gguf(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Write a file of whisper.cpp as a GGUF, with its tensors as they are. Raises as `read_whisper`, and GGUFError when
+    `out` cannot be written."""
+    file = read_whisper(path)
+    infos: list[TensorInfo] = [(t.name, t.dtype, t.ne[: rank_of(t.ne)]) for t in file.tensors.values()]
+    records = [kv_record(key, np.float32(v) if isinstance(v, float) else v) for key, v in file.kv.items()]
+    try:
+        with GGUFOut(out, records, infos, _ALIGNMENT) as written:
+            for t in file.tensors.values():
+                written.write_tensor([t.raw()])
+    except OSError as e:
+        raise GGUFError(f"{os.fspath(out)}: cannot be written: {e.strerror}") from e
 
 
 def _decoder_keys(n: Mapping[str, int]) -> dict[str, Any]:
@@ -133,23 +154,11 @@ def _decoder_keys(n: Mapping[str, int]) -> dict[str, Any]:
         "whisper.feed_forward_length": 4 * n["text_state"],
         "whisper.attention.head_count": n["text_head"],
         "whisper.attention.layer_norm_epsilon": _EPS,
+        "whisper.encoder.block_count": n["audio_layer"],
+        "whisper.encoder.feed_forward_length": 4 * n["audio_state"],
+        "whisper.encoder.attention.head_count": n["audio_head"],
+        "whisper.encoder.num_mel_bins": n["mels"],
         "whisper.max_initial_timestamp_index": 50,
-    }
-
-
-def _tower_keys(n: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "general.architecture": "clip",
-        "clip.has_audio_encoder": True,
-        "clip.projector_type": "whisper",
-        "clip.audio.embedding_length": n["audio_state"],
-        "clip.audio.feed_forward_length": 4 * n["audio_state"],
-        "clip.audio.block_count": n["audio_layer"],
-        "clip.audio.attention.head_count": n["audio_head"],
-        "clip.audio.attention.layer_norm_epsilon": _EPS,
-        "clip.audio.num_mel_bins": n["mels"],
-        "clip.audio.max_pos_emb": n["audio_ctx"],
-        "clip.audio.projection_dim": n["audio_state"],
     }
 
 

@@ -127,6 +127,8 @@ def media_token(model: LoadedModel, media: str = "image") -> int | None:
     if "tokenizer.ggml.tokens" not in model.kv:
         return None
     known = _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS
+    if media == "image" and model.kv.get("pyggml.media.family") in ("minicpmv", "minicpmo"):
+        known = ("<unk>",)
     return next((token for token in (token_of(model, text) for text in known) if token is not None), None)
 
 

@@ -36,6 +36,7 @@ from .elsewhere import Elsewhere
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces
 from .generate.kept import KeptContext, stream_tokens
+from .ggml_whisper import is_whisper_file, read_whisper
 from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "tales-Q8_0.gguf"
-_WHISPER_MAGIC = (0x67676D6C).to_bytes(4, "little")
 _REPACKED_AT_ONCE = 64 << 20  # bytes: larger models are repacked while their first tokens are computed
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
@@ -349,7 +349,7 @@ def load_model(
 
         if is_tower(source):
             return TowerModel(os.fspath(source))
-    if _is_whisper_file(source):
+    if is_whisper_file(source):
         if budget is not None or kv_overrides or mmproj is not None:
             raise ModelError(
                 f"{path_name(source, ModelError)}: whisper.cpp's files take no ram, layers, kv_overrides, mmproj"
@@ -366,7 +366,9 @@ def load_model(
             _ = model.vocab
             return model
         get_architecture(arch)
-        tensors = _bound(file, use_mmap, budget is None, repack)
+        tensors, encoder = _bound(file, use_mmap, budget is None, repack), {}
+        if arch == "whisper":
+            tensors, encoder = _halves(tensors)
         model = Model(file.path, arch, kv, tensors, layers, None if mmproj is None else path_name(mmproj, ModelError))
         _refuse_unused(file, model)
         if model.unused:
@@ -394,6 +396,8 @@ def load_model(
         all(lock_memory(t.raw() if (copy := t.form.copy) is None else copy.memory) for t in model.weights.values())
     if mmproj is not None:
         _check_towers(model)
+    if encoder and isinstance(file, GGUFFile):
+        _give_hearing(model, encoder)
     log_model(model)
     return model
 
@@ -411,30 +415,19 @@ def _make_ready(model: Model, repack: bool, at_once: bool, progress: Progress | 
         repacking.put_off()
 
 
-def _is_whisper_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as those of whisper.cpp do."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(4) == _WHISPER_MAGIC
-    except OSError:
-        return False  # whoever opens it says why
-
-
 def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progress | None) -> Model:
     """The model in a file of whisper.cpp (`ggml-base.bin`), with its tower."""
-    from .ggml_whisper import read_whisper
-    from .sound import hearing_of
-    from .tower import LoadedTower
-
     file = read_whisper(path, vocab_only)
     try:
-        model = Model(path, "whisper", file.kv, None if vocab_only else file.tensors)
         if vocab_only:
+            model = Model(path, "whisper", file.kv, None)
             _ = model.vocab
             return model
+        decoder, encoder = _halves(file.tensors)
+        model = Model(path, "whisper", file.kv, decoder)
         if model.unused:
             raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
-        model.senses["audio"] = hearing_of(model, LoadedTower(path, file.tower_kv, file.tower, "audio"))
+        _give_hearing(model, encoder)
         _report(progress, 0.0)
         _make_ready(model, repack, False, progress)
         _report(progress, 1.0)
@@ -442,6 +435,21 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
         raise ModelError(str(e) if path in str(e) else f"{path}: {e}") from None
     log_model(model)
     return model
+
+
+def _halves(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of Whisper's decoder, and those of its encoder, which is a tower."""
+    encoder = {name: t for name, t in tensors.items() if name.startswith("a.")}
+    return {name: t for name, t in tensors.items() if name not in encoder}, encoder
+
+
+def _give_hearing(model: Model, encoder: Mapping[str, Tensor]) -> None:
+    """Give a Whisper its tower, which is in the same file. A folder's tower is loaded when it is first asked for."""
+    from .sound import encoder_keys, hearing_of
+    from .tower import LoadedTower
+
+    tower = LoadedTower(model.path, encoder_keys(model.kv), encoder, "audio", model.weight_stream is None)
+    model.senses["audio"] = hearing_of(model, tower)
 
 
 def _check_towers(model: Model) -> None:

@@ -56,12 +56,13 @@ def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:
     own = config_in_file(tower)
     if own:
         return own
-    if os.path.isdir(model.path):
+    folder = model.path if os.path.isdir(model.path) else tower.folder
+    if folder is not None:
         from pyggml.hf.parts import read_object
 
         config: dict[str, Any] = {}
         for name in _PROCESSOR:  # the second one says more, and what it says counts
-            config |= read_object(Path(model.path) / name)
+            config |= read_object(Path(folder) / name)
         if config:
             return config
     return processor_config(tower)
@@ -69,7 +70,8 @@ def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:
 
 def processor_config(tower: LoadedTower) -> dict[str, Any]:
     """The config of a processor for the tower of an mmproj file, which has the picture's size, mean and deviation, and
-    for some towers limits. What the file does not say is as in the released models of the family.
+    for some towers limits. What the file does not say is as in the released models of the family; limits that the file
+    of a tower for pictures of any size does not say are llama.cpp's, whose converter leaves them out.
 
     Raises ModelError for a value that makes no sense.
     """
@@ -103,11 +105,11 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
     }
     unit = (hp.patch_size * merge) ** 2  # pixels of a feature
 
-    def within(kind: str, least: int, most: int) -> dict[str, Any]:
-        """A picture of `least` to `most` features."""
+    def within(kind: str, frames: int = 1) -> dict[str, Any]:
+        """A picture of 8 to 4,096 features. `frames`: how often the processor counts its pixels."""
         size = {
-            "shortest_edge": said("image_min_pixels", least * unit),
-            "longest_edge": said("image_max_pixels", most * unit),
+            "shortest_edge": said("image_min_pixels", 8 * unit) * frames,
+            "longest_edge": said("image_max_pixels", 4096 * unit) * frames,
         }
         patches = {"patch_size": hp.patch_size, "merge_size": merge, "temporal_patch_size": 2}
         return {"image_processor_type": kind, "size": size, **patches}
@@ -138,15 +140,15 @@ def processor_config(tower: LoadedTower) -> dict[str, Any]:
     elif tower.name == "lfm2":
         kind = {"image_processor_type": "Lfm2VlImageProcessor", "encoder_patch_size": hp.patch_size}
         kind["downsample_factor"] = getattr(hp, "factor", 2)
+    elif tower.name == "resampler":
+        kind = {"image_processor_type": "MiniCPMVImageProcessor", "patch_size": hp.patch_size}
     elif tower.name == "minicpmv4_6":
         kind = {"image_processor_type": "MiniCPMV4_6ImageProcessor", "patch_size": hp.patch_size}
         kind["downsample_mode"] = "4x" if getattr(hp, "factor", 4) == 2 else "16x"
     elif tower.name == "glm4v":
-        kind = within("Glm4vImageProcessor", 16, 15000)
-    elif tower.name == "qwen3vl_merger":
-        kind = within("Qwen2VLImageProcessor", 64, 16384)
-    elif tower.name in ("qwen2vl_merger", "qwen2.5vl_merger"):
-        kind = within("Qwen2VLImageProcessor", 4, 16384)
+        kind = within("Glm4vImageProcessor", 2)
+    elif tower.name in ("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"):
+        kind = within("Qwen2VLImageProcessor")
     else:
         kind = squeezed
     return {**kind, **colours}

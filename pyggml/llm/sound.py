@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,6 +69,24 @@ def hearing_of(model: LoadedModel, tower: LoadedTower) -> Hearing:
             f"the tower hears {2 * hp.n_pos} of {hp.n_mels}"
         )
     return Hearing(tower, processor)
+
+
+def encoder_keys(kv: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the tower in a Whisper's own file, from the file's keys."""
+    said = {
+        "embedding_length": "embedding_length",
+        "projection_dim": "embedding_length",
+        "max_pos_emb": "encoder_context_length",
+        "attention.layer_norm_epsilon": "attention.layer_norm_epsilon",
+        "hidden_activation": "hidden_activation",
+        **{
+            key: f"encoder.{key}"
+            for key in ("block_count", "feed_forward_length", "attention.head_count", "num_mel_bins")
+        },
+    }
+    found = {f"clip.audio.{key}": kv.get(f"whisper.{name}") for key, name in said.items()}
+    found |= {"clip.has_audio_encoder": True, "clip.projector_type": "whisper"}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def sound_features(self: LoadedModel, sound: Sound, rate: int | None = None, n_threads: int | None = None) -> Features:

@@ -16,6 +16,7 @@ from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.logger import LOG
+from pyggml.models.blocks.vision import PIECE
 from pyggml.models.towers import get_tower
 from pyggml.models.towers.hparams import TowerHParams
 from pyggml.models.towers.tower import Arrays, Encoded, Tower, TowerBuild, TowerSize
@@ -64,6 +65,7 @@ class LoadedTower:
         # Products read quantised weights from repacked copies. Others stay exact: nothing may round them.
         (repack if keeps else repack_in_passing)(t for t in self.weights.values() if t.dtype.is_quantized)
         self.name, self.keeps = name, keeps
+        self.folder: str | None = None  # that an mmproj file was made of, when it lies there
         self.scheduler: Scheduler | None = None
         self.watches = Watches()
         self._n_threads: int | None = None
@@ -87,7 +89,15 @@ class LoadedTower:
                         t.buffer.give_back(t.offset, t.nbytes)
 
     def __call__(self, size: TowerSize, **inputs: Array) -> dict[str, Array]:
-        """See `TowerRun`."""
+        """See `TowerRun`. Many tiles run in several graphs, each of which has tiles of `PIECE` patches, so that memory
+        does not grow with their number. Taps and edits see all tiles in one graph."""
+        most = max(PIECE // (size.h * size.w), 1)
+        if size.n > most and not self.watches.patterns:
+            groups = [slice(i, min(i + most, size.n)) for i in range(0, size.n, most)]
+            found = [
+                self(size._replace(n=g.stop - g.start), **{name: a[g] for name, a in inputs.items()}) for g in groups
+            ]
+            return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
         if self.scheduler is None:
             self.scheduler = Scheduler(("cpu",), self._n_threads)
             self.scheduler.watches = self.watches
@@ -107,7 +117,7 @@ class LoadedTower:
         key = size, self.watches.patterns
         if key not in self._graphs:
             b: TowerBuild[Any] = TowerBuild(self.hparams, self.weights, self.tower.side, size)
-            b.asked = self.watches.asks
+            b.asked, b.in_pieces = self.watches.asks, not self.watches.patterns
             with OneSite(), b.ctx:
                 self.tower.build(b)
             self._graphs[key] = b
@@ -119,8 +129,8 @@ class LoadedTower:
 
 def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) -> LoadedTower | None:
     """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
-    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower. `keeps`:
-    see `LoadedTower`.
+    when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower; where
+    `path` is no folder, those of the folder that the file lies in. `keeps`: see `LoadedTower`.
 
     Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
     """
@@ -136,10 +146,49 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
     if not file.kv.get(f"clip.has_{side}_encoder"):
         return None
-    kv = dict(file.kv)
-    if of_folder is not None and of_folder[0]["clip.projector_type"] == tower_name(kv, side):
-        kv = {**of_folder[0], **kv}
-    return LoadedTower(file.path, kv, bind(file, keeps), side, keeps)
+    kv, tensors = _as_today(file.kv, bind(file, keeps))
+    beside = None
+    if of_folder is None and not os.path.isdir(path):
+        beside = _keys_beside(file.path, kv, side)
+    said = of_folder[0] if of_folder is not None else beside
+    if said is not None and said["clip.projector_type"] == tower_name(kv, side):
+        kv = {**said, **kv}
+    tower = LoadedTower(file.path, kv, tensors, side, keeps)
+    tower.folder = None if beside is None else os.path.dirname(file.path)
+    return tower
+
+
+def _as_today(kv: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """What llama.cpp's converters write otherwise than most of them do: the first ones have a network's first matrix as
+    `ffn_down` and its second one as `ffn_up`, MiniCPM-V's has no number of features, and Qwen2-VL's has the width of
+    the text model as that of the networks."""
+    kv = dict(kv)
+    first, n_embd = tensors.get("v.blk.0.ffn_down.weight"), kv.get("clip.vision.embedding_length")
+    if first is not None and first.ne[0] == n_embd and first.ne[1] != n_embd:
+        other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+        parts = {name: name.split(".") for name in tensors}
+        tensors = {".".join(other.get(x, x) for x in parts[name]): t for name, t in tensors.items()}
+    query, up = tensors.get("resampler.query"), tensors.get("v.blk.0.ffn_up.weight")
+    if query is not None and not kv.get("clip.vision.projection_dim"):
+        kv["clip.vision.projection_dim"] = query.ne[0]
+    if up is not None and kv.get("clip.projector_type") == "qwen2vl_merger":
+        kv["clip.vision.feed_forward_length"] = up.ne[1]
+    return kv, tensors
+
+
+def _keys_beside(mmproj: str, kv: Mapping[str, Any], side: str) -> dict[str, Any] | None:
+    """The keys of the folder that an mmproj file lies in, when the file was made of it: then both have the same tower,
+    of the same sizes. llama.cpp's converter writes files there, which say little of how pictures are treated."""
+    from pyggml.hf.towers import tower_keys
+
+    try:
+        found = tower_keys(os.path.dirname(mmproj) or ".")
+    except ModelError:  # of another model
+        return None
+    if found is None or found["clip.projector_type"] != tower_name(kv, side):
+        return None
+    sizes = (f"clip.{side}.{key}" for key in ("embedding_length", "feed_forward_length", "block_count", "patch_size"))
+    return found if all(found.get(key) == kv.get(key) for key in sizes) else None
 
 
 def tower_name(kv: Mapping[str, Any], side: str) -> object:

@@ -73,6 +73,8 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
     one_of("image_processor_type", kind, FAMILIES, MediaError)
     if kind == "PixtralImageProcessor" and config.get("spatial_merge_size"):  # the library asks its Processor first
         fields = {**fields, **{name: config.get(name) for name in ("patch_size", "spatial_merge_size")}}
+    if kind == "MiniCPMVImageProcessor":
+        fields = {**fields, **{f"image_{x}": fields[f"norm_{x}"] for x in ("mean", "std") if f"norm_{x}" in fields}}
     family, defaults = FAMILIES[kind]
     return partial(_processed, family(Settings(kind, fields, defaults)))
 
@@ -470,11 +472,13 @@ def lfm2_vl(s: Settings) -> Process:
 
 
 def minicpm_v(s: Settings) -> Process:
-    """MiniCPM-V 4.6: the whole picture, then slices of it when it is large; their patches in one line. `grids` is rows
-    and columns of slices (0, 0 when there are none), `target_sizes` the lines and columns of patches of each."""
+    """MiniCPM-V: the whole picture, then slices of it when it is large; their patches in one line. `grids` is rows and
+    columns of slices (0, 0 when there are none), `target_sizes` the lines and columns of patches of each. The tower of
+    4.6 makes features of squares of patches, so sides are multiples of those; in 2.6 they are whole patches."""
     table, resample, resize = s.table(), s.resample, s.flag("do_resize")
     most, edge, patch = s.tiles("max_slice_nums"), s.number("scale_resolution"), s.number("patch_size")
-    unit = patch * (2 if s.fields.get("downsample_mode") == "4x" else 4)
+    merge = 2 if s.fields.get("downsample_mode") == "4x" else 4
+    unit = patch * (merge if s.kind == "MiniCPMV4_6ImageProcessor" else 1)
     cut = s.flag("slice_mode")
 
     def process(picture: Image) -> Arrays:
@@ -577,6 +581,10 @@ FAMILIES: dict[str, tuple[Callable[[Settings], Process], dict[str, Any]]] = {
             "max_pixels_tolerance": 2.0,
             "do_pad": True,
         },
+    ),
+    "MiniCPMVImageProcessor": (
+        minicpm_v,
+        {**_HALVES, "max_slice_nums": 9, "scale_resolution": 448, "patch_size": 14, "slice_mode": True},
     ),
     "MiniCPMV4_6ImageProcessor": (
         minicpm_v,

@@ -20,6 +20,7 @@ from pyggml.llm.picture import sight_of
 from pyggml.llm.tower import open_tower_of
 
 from ..conftest import shared_dir
+from ..media_model import copy_mmproj
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -115,6 +116,47 @@ def test_the_processor_of_the_folder(tmp_path: Path) -> None:
         tower.kv = {**tower.kv, "pyggml.media.processor": bad}
         with pytest.raises(ModelError, match=r"pyggml\.media\.processor"):
             sight_of(File(), tower)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("name", ["glm4v", "qwen2-5-vl", "qwen3-vl"])
+def test_files_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Its converter says nothing of how large pictures are, nor of windows. In the folder that it was made of, a file
+    has what the folder says; elsewhere a picture has 8 to 4,096 features, as llama-mtmd-cli gives it."""
+    pytest.importorskip("PIL")
+    made = tmp_path / "mmproj.gguf"
+    shutil.copy(MM / "mmproj" / f"{name}.gguf", made)
+
+    def sight() -> Any:
+        tower = open_tower_of(str(tmp_path / "m.gguf"), str(made), "vision")
+        assert tower is not None
+
+        class Text:
+            path, watches = str(tmp_path / "m.gguf"), tower.watches
+
+        return sight_of(Text(), tower)  # pyright: ignore[reportArgumentType]
+
+    patch = sight().tower.hparams.patch_size
+    small, large = np.zeros((20, 33, 3), np.uint8), np.zeros((2000, 3000, 3), np.uint8)
+    assert sight().processor(small)["image_grid_thw"].tolist() == [[1, 6, 8]]
+    t, h, w = sight().processor(large)["image_grid_thw"][0].tolist()
+    assert (t, patch) == (1, 16) and 4000 < h * w // 4 <= 4096
+    for file in ("config.json", "preprocessor_config.json"):
+        shutil.copy(MM / name / file, tmp_path / file)
+    got, want = sight().encode(PICTURE).features, features(name, None)
+    np.testing.assert_array_equal(got.rows, want.rows)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for other in ({"model_type": "unknown"}, {"vision_config": {**config["vision_config"], "depth": 3}}, {}):
+        (tmp_path / "config.json").write_text(json.dumps({**config, **other}) if other else "[")
+        assert sight().processor(small)["image_grid_thw"].tolist() == [[1, 6, 8]]
+
+
+def test_qwen2_vl_of_llama_cpp(tmp_path: Path) -> None:
+    """Its converter says of the networks that they are as wide as the text model."""
+    pytest.importorskip("PIL")
+    write_mmproj(MM / "qwen2-vl", tmp_path / "ours.gguf")
+    copy_mmproj(tmp_path / "ours.gguf", tmp_path / "m.gguf", {"clip.vision.feed_forward_length": 64}, {}, {})
+    got, want = features("qwen2-vl", tmp_path / "m.gguf"), features("qwen2-vl", None)
+    np.testing.assert_array_equal(got.rows, want.rows)
 
 
 def test_types(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyggml.tools.cli import main
 
 from pyggml.errors import GGMLError, GGUFError, ModelError
+from pyggml.hf.safetensors import open_folder
 from pyggml.llm.model import Model, load_model
 
-from ..random_whisper import N_CTX, N_TEXT, N_VOCAB, D, sound, weights, write_whisper
+from ..random_whisper import ALPHABET, IDS, N_CTX, N_TEXT, N_VOCAB, D, sound, weights, write_whisper
 
 ROLES = {
     "self_attn_layer_norm": "attn_ln",
@@ -30,6 +33,12 @@ ROLES = {
     "embed_positions.weight": "positional_embedding",
     "embed_tokens": "token_embedding",
 }
+
+
+def run(*args: object) -> int:
+    with pytest.raises(SystemExit) as e:
+        main([str(a) for a in args])
+    return int(e.value.code or 0)
 
 
 def theirs(name: str) -> str:
@@ -127,3 +136,39 @@ def test_damaged_files(tmp_path: Path) -> None:
     path.write_bytes(file_of([*TOKENS[:-1], b"ab" * 1000], TENSORS))  # merges would take time by the square of that
     with pytest.raises(GGUFError, match="has 2000 bytes; up to 256 are read"):
         load_model(path)
+
+
+def test_gguf_and_the_way_back(folder: Model, tmp_path: Path) -> None:
+    """A GGUF has decoder and encoder, whether a folder or a file of whisper.cpp became it; so has the folder that is
+    made of it, with the names, shapes and values of the first one."""
+    pair = [*TOKENS[:-1], b"Hi"]  # a vocabulary must have a merge
+    (path := tmp_path / "a.bin").write_bytes(file_of(pair, TENSORS))
+    first = Path(folder.path)
+    source = write_whisper(tmp_path / "a")
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"].pop(ALPHABET[255])
+    tokenizer["model"] |= {"vocab": tokenizer["model"]["vocab"] | {"Hi": 255}, "merges": ["H i"]}
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    x, want = sound(1.0, 2), weights(0)
+    for given, gguf in ((path, tmp_path / "of_file.gguf"), (source, tmp_path / "of_folder.gguf")):
+        assert run("convert", given, gguf) == 0
+        model = load_model(gguf, repack=False)
+        assert not model.unused
+        np.testing.assert_allclose(model.encode_audio(x), folder.encode_audio(x), atol=1e-5)
+        back = gguf.with_suffix("")
+        assert run("convert", "--hf", gguf, back) == 0
+        made = open_folder(back)
+        assert made.keys() == open_folder(first).keys()
+        for name, a in want.items():
+            found = made[name].stored()
+            np.testing.assert_array_equal(found, ff(a, name) if given is path else a)
+        said = json.loads((back / "generation_config.json").read_text())
+        assert said["decoder_start_token_id"] == IDS["<|startoftranscript|>"]
+    assert load_model(tmp_path / "of_file", repack=False).transcribe(x, temperature=0.0).segments
+    assert run("convert", "--hf", path, tmp_path / "at_once") == 0
+    assert open_folder(tmp_path / "at_once").keys() == open_folder(first).keys()
+    assert run("convert", path, tmp_path / "q.gguf", "--type", "Q8_0") == 2
+    config = json.loads((source / "config.json").read_text()) | {"use_weighted_layer_sum": True}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="use_weighted_layer_sum is True"):
+        load_model(source)

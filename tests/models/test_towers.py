@@ -14,16 +14,18 @@ import pytest
 from pyggml.models.towers import PAGES, get_tower
 from pyggml.models.towers.llava import best_size, unpadded
 from pyggml.models.towers.shuffled import parts_of
-from pyggml.models.towers.tower import TowerSize
+from pyggml.models.towers.tower import TowerBuild, TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
 from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
 from pyggml.hf.towers import open_tower
+from pyggml.hf.towers.mmproj import write_mmproj
 from pyggml.llm.picture import processor_config
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.tower import LoadedTower, open_tower_of
+from pyggml.sched import Scheduler
 
 from ..conftest import shared_dir
 
@@ -230,6 +232,17 @@ def test_towers_are_quantised(kind: str, limit: float, tmp_path: Path) -> None:
     assert nmse(found.encode(want).features.rows, want["features"]) < limit
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+def test_matrices_that_are_read_in_another_layout(name: str, tmp_path: Path) -> None:
+    """They stay as they are. Ten products follow each other, each of which Q8_0 changes by an NMSE of some 3e-5."""
+    write_mmproj(MM / name, tmp_path / "f.gguf")
+    write_quantized(plan_quantization(tmp_path / "f.gguf", "Q8_0"), tmp_path / "q.gguf")
+    found = open_tower_of(str(MM / name), str(tmp_path / "q.gguf"), "vision")
+    assert found is not None and found.weights["v.blk.0.attn_q.weight"].dtype.name == "Q8_0"
+    want = arrays(name, 0)
+    assert nmse(found.encode(want).features.rows, want["features"]) < 4e-4
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -397,3 +410,43 @@ def test_a_tower_beside_streamed_weights(kind: str, tmp_path: Path) -> None:
         for _ in range(2):
             np.testing.assert_array_equal(m.encode_image(path), plain.encode_image(path))
         assert not m.senses["vision"].tower.keeps and plain.senses["vision"].tower.keeps
+
+
+# -- large pictures ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "pixtral", "dinov2", "llava-next"])
+def test_pieces_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tokens, of windows, and of tiles. What a tap sees is whole."""
+    with gg.load_model(MM / name, repack=False) as model:
+        given = model.process_image(MM / "images" / "wide.png")
+    want = tower(name).encode(given).features
+    for module in ("models.blocks.vision", "llm.tower"):
+        monkeypatch.setattr(f"pyggml.{module}.PIECE", 7)
+    cut = open_tower_of(str(MM / name), None, "vision")
+    assert cut is not None
+    got = cut.encode(given).features
+    np.testing.assert_array_equal(got.rows, want.rows)
+    assert got.grid == want.grid
+    if want.deepstack is not None:
+        np.testing.assert_array_equal(got.deepstack, want.deepstack)
+    with gg.load_model(MM / name, repack=False) as model, model.tap("l_out-*") as seen:
+        np.testing.assert_array_equal(model.encode_image(MM / "images" / "wide.png"), want.rows)
+    assert np.asarray(seen["l_out-0"]).shape[-2] > 7
+
+
+def test_memory_of_a_large_picture() -> None:
+    """4096 x 4096 pixels: of all 65,536 patches four rows are in memory at a time (the states, Q, K and V), beside
+    the pixels and what a piece needs. Nothing grows with the square of their number."""
+    t = tower("qwen2-5-vl")
+    planned = {}
+    for side in (128, 256):
+        b = TowerBuild(t.hparams, t.weights, "v", TowerSize(1, side, side))
+        with b.ctx:
+            t.tower.build(b)
+        scheduler = Scheduler(("cpu",), 1)
+        scheduler.alloc(b.graph)
+        planned[side] = scheduler.buffer_size("cpu")
+    row = t.hparams.n_embd * 4
+    assert planned[256] < 65536 * row * 5.5
+    assert planned[256] - planned[128] < 49152 * row * 5.5

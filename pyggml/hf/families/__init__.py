@@ -25,6 +25,7 @@ PAGES = {  # page -> the model types in it
         *("ernie4_5", "glm4", "hunyuan_v1_dense", "minicpm3", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"),
         *("seed_oss", "starcoder2", "cohere", "cohere2", "exaone4", "nemotron", "jais2", "stablelm", "phi"),
         *("qwen2_vl_text", "qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl", "qwen3_vl_text", "glm4v_text"),
+        *("minicpmv", "minicpmo"),
     ),
     "gemma": (
         *("gemma", "gemma2", "gemma3_text", "gemma3", "gemma3n_text", "gemma3n"),

@@ -91,6 +91,8 @@ FAMILIES = (
         moves=ROPE_HALVES,
         spelled=_GLM4,
     ),
+    Family(arch="qwen2", types=("minicpmv",), cls="MiniCPMV", more=qwen_window),
+    Family(arch="qwen2", types=("minicpmo",), cls="MiniCPMO", more=qwen_window),
     Family(
         arch="qwen2vl",
         types=("qwen2_vl_text", "qwen2_vl"),

@@ -49,8 +49,6 @@ INSIDE: Mapping[str, str] = {
 }
 """A name that ends with `=` has no suffix."""
 
-SIDES: Mapping[str, str] = {"enc.": "encoder.block", "dec.": "decoder.block"}  # how the names of their layers begin
-
 SANDWICH: Mapping[str, str] = {"ffn_norm": "pre_feedforward_layernorm"}  # norms before and after attention and network
 BLOCK_SPARSE: Mapping[str, str] = {  # Mixtral's
     "ffn_gate_inp": "block_sparse_moe.gate",

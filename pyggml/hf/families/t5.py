@@ -107,6 +107,7 @@ def _families(types: tuple[str, ...], name: str, skip: tuple[str, ...]) -> tuple
             skip=(*skip, *more),
             constants={"feed_forward_proj": "gated-gelu" if gated else "relu", "is_encoder_decoder": arch == "t5"},
             spelled=_spelled(gated),
+            sides={"enc.": "encoder.block", "dec.": "decoder.block"},
         )
         for arch, cls, keys, more in (
             ("t5", f"{name}ForConditionalGeneration", _BOTH, (r"EncDecAttention\.relative_attention_bias",)),

@@ -7,7 +7,8 @@ A page has FAMILIES, records of type `TowerFamily`. To add one, write it there a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ PAGES = {  # page -> the model types in it
         *("clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "vit", "llava", "llava_next"),
         *("llava_onevision", "paligemma", "gemma3", "idefics3", "smolvlm", "internvl", "aya_vision", "mistral3"),
         *("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llama4", "lfm2_vl", "minicpmv4_6"),
+        *("minicpmv", "minicpmo"),
     ),
     "hearing": ("qwen2_audio", "voxtral", "ultravox", "whisper"),
 }
@@ -70,18 +72,37 @@ def open_tower(folder: str | Path, side: str = "") -> tuple[dict[str, Any], dict
     Raises ModelError for a damaged folder, a key that is missing or not supported, and for a tensor of the tower that
     is not known.
     """
-    path = Path(folder)
-    raw = read_object(path / "config.json")
+    found = _described(Path(folder), side)
+    if found is None:
+        return None
+    family, c, kv = found
+    with _damage_named(folder):
+        return kv, tower_tensors(family, c, kv, open_folder(Path(folder)))
+
+
+def tower_keys(folder: str | Path) -> dict[str, Any] | None:
+    """The metadata that `open_tower` gives, of a folder that may lack its tensors. Raises as `open_tower`."""
+    found = _described(Path(folder))
+    return None if found is None else found[2]
+
+
+def _described(folder: Path, side: str = "") -> tuple[TowerFamily, TowerConfig, dict[str, Any]] | None:
+    raw = read_object(folder / "config.json")
     family = _text_family(raw) if side == "text" else tower_family(raw)
     if family is None:
         return None
-    c = TowerConfig(str(path / "config.json"), raw, family.part)
+    c = TowerConfig(str(folder / "config.json"), raw, family.part)
+    with _damage_named(folder):
+        return family, c, family.metadata(c)
+
+
+@contextmanager
+def _damage_named(folder: str | Path) -> Generator[None]:
+    """Turn what damaged files make Python raise into a ModelError that names the folder."""
     try:
-        kv = family.metadata(c)
-        tensors = tower_tensors(family, c, kv, open_folder(path))
+        yield
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as e:
-        raise ModelError(f"{path}: holds what its tower cannot have ({type(e).__name__}: {e})") from e
-    return kv, tensors
+        raise ModelError(f"{folder}: holds what its tower cannot have ({type(e).__name__}: {e})") from e
 
 
-__all__ = ["PAGES", "TowerConfig", "TowerFamily", "is_tower", "open_tower", "tower_family"]
+__all__ = ["PAGES", "TowerConfig", "TowerFamily", "is_tower", "open_tower", "tower_family", "tower_keys"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .family import Array, Name, TowerConfig, TowerFamily, name
+from .vision import named
 
-_LAYER = {
+ENCODER_LAYER = {  # name in the checkpoint -> role in a file
     "self_attn_layer_norm": "ln1",
     "final_layer_norm": "ln2",
     "fc1": "ffn_up",
     "fc2": "ffn_down",
-    **{rf"self_attn\.{x}_proj": f"attn_{x}" for x in "qkv"},
-    r"self_attn\.out_proj": "attn_out",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    "self_attn.out_proj": "attn_out",
 }
 
 
@@ -28,7 +29,7 @@ def _names(t: str) -> list[Name]:
         name(rf"{t}conv([12])\.bias", r"a.conv1d.\1.bias", split=_columns),
         name(rf"{t}embed_positions\.weight", "a.position_embd.weight"),
         name(rf"{t}layer_norm\.(weight|bias)", r"a.post_ln.\1"),
-        *(name(rf"{t}layers\.(\d+)\.{old}\.(weight|bias)", rf"a.blk.\1.{new}.\2") for old, new in _LAYER.items()),
+        *named(t, "layers", {}, ENCODER_LAYER, "a.blk"),
     ]
 
 

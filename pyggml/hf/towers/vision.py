@@ -679,6 +679,37 @@ def _minicpmv_names(c: TowerConfig) -> Sequence[Name]:
     ]
 
 
+def _resampler_keys(c: TowerConfig) -> dict[str, object]:
+    sizes = _siglip_keys(c)
+    if c.whole.get("drop_vision_last_layer", default=True):
+        sizes["block_count"] = c.tower.integer("num_hidden_layers") - 1
+    return {**sizes, "projector_type": "resampler", "projection_dim": _text_size(c)}
+
+
+def _turned(a: Array) -> list[Array]:
+    """A matrix that the checkpoint multiplies from the left."""
+    return [np.ascontiguousarray(np.swapaxes(a, 0, 1))]
+
+
+_RESAMPLER_NAMES = [
+    *_clip_names(r"vpm\."),
+    name(r"resampler\.query", "resampler.query"),
+    name(r"resampler\.proj", "resampler.proj.weight", split=_turned),
+    name(r"resampler\.pos_embed"),
+    name(r"resampler\.attn\.in_proj_(weight|bias)", *(rf"resampler.attn.{x}.\1" for x in "qkv"), split=thirds),
+    *named(
+        r"resampler\.",
+        "",
+        {
+            "kv_proj": "resampler.kv",
+            "attn.out_proj": "resampler.attn.out",
+            **{f"ln_{x}": f"resampler.ln_{x}" for x in ("q", "kv", "post")},
+        },
+        {},
+    ),
+]
+
+
 _VISUAL = ("visual.",)
 
 FAMILIES = (
@@ -746,5 +777,11 @@ FAMILIES = (
         types=("llama4",), keys=_llama4_keys, names=_llama4_names, begin=("vision_model.", "multi_modal_projector.")
     ),
     TowerFamily(types=("lfm2_vl",), keys=_lfm2_keys, names=_lfm2_names, begin=_PROJECTOR),
+    TowerFamily(
+        types=("minicpmv", "minicpmo"),
+        keys=_resampler_keys,
+        names=lambda c: _RESAMPLER_NAMES,
+        begin=("vpm.", "resampler."),
+    ),
     TowerFamily(types=("minicpmv4_6",), keys=_minicpmv_keys, names=_minicpmv_names, begin=("vision_tower.", "merger.")),
 )

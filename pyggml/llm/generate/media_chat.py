@@ -197,7 +197,8 @@ def _token(model: LoadedModel, media: str) -> int:
 
 # The mark of a picture in a template, where it is not the placeholder itself.
 _MARKS = {"gemma3": "<start_of_image>", "aya_vision": "<image>", "llama4": "<|image|>"}
-_NUMBERED = {"minicpmv4_6": "<image_id>{}</image_id>"}  # what stands before the picture with a number, from 0 on
+# What stands before the picture with a number, from 0 on.
+_NUMBERED: Mapping[str, str] = dict.fromkeys(("minicpmv4_6", "minicpmv", "minicpmo"), "<image_id>{}</image_id>")
 
 
 def _family(model: LoadedModel) -> str:
@@ -313,7 +314,17 @@ def _lfm2(token: str, n: int, arrays: Arrays) -> str:
 
 def _minicpm(token: str, n: int, arrays: Arrays) -> str:
     """The whole picture, then its slices by lines."""
-    whole, *slices = _each(token, n, arrays, "target_sizes")
+    return _minicpm_slices(_each(token, n, arrays, "target_sizes"), arrays)
+
+
+def _resampled(token: str, n: int, arrays: Arrays) -> str:
+    """As `_minicpm`, where every slice has as many features."""
+    n_slices = len(np.reshape(arrays.get("target_sizes", (1, n)), (-1, 2)))
+    return _minicpm_slices([token * (n // n_slices)] * n_slices, arrays)
+
+
+def _minicpm_slices(parts: Sequence[str], arrays: Arrays) -> str:
+    whole, *slices = parts
     cols = int(np.ravel(arrays.get("grids", (0, 0)))[1])
     named = [f"<slice>{s}</slice>" for s in slices]
     lines = ["".join(named[i : i + cols]) for i in range(0, len(named), cols or 1)]
@@ -331,6 +342,8 @@ _WRAPS: Mapping[str, Wrap] = {
     "lfm2": _lfm2,
     "lfm2_vl": _lfm2,
     "minicpmv4_6": _minicpm,
+    "minicpmv": _resampled,
+    "minicpmo": _resampled,
 }
 
 

@@ -104,7 +104,8 @@ class TensorPlan:
         return 8 * self.nbytes / math.prod(self.source.ne)
 
 
-_CONVOLUTIONS = ("v.patch_embd", "a.conv1d")  # of towers
+# Tensors of towers that stay as they are: kernels, and matrices that graphs read in another layout.
+_KERNELS = ("v.patch_embd", "a.conv1d", "mm.patch_merger", "mm.input_projection")
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def plan_quantization(
     without: list[str] = []
     for t in source.tensors.values():
         taken = is_quantizable(t.name, t.ne) and not (leave_output_tensor and t.name == "output.weight")
-        taken &= not (tower and (t.ne[2] * t.ne[3] > 1 or t.name.startswith(_CONVOLUTIONS)))
+        taken &= not (tower and t.ne[2] * t.ne[3] > 1) and not t.name.startswith(_KERNELS)
         dtype = tensor_type(choice, hp, has_output, t.name, t.ne) if taken else t.dtype
         weights = None
         if dtype is not t.dtype:
