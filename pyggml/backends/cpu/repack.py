@@ -103,6 +103,15 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
             t.form = IN_PASSING
 
 
+def be_fast(tensors: Iterable[Tensor]) -> None:
+    """Let products round their columns to bytes when they meet these tensors, whose forms have been set, in blocks.
+
+    That is faster and less precise: docs/products.md has figures.
+    """
+    for t in tensors:
+        t.form = t.form._replace(fast=True)
+
+
 def _pack(t: Tensor, copy: Buffer, pool: ThreadPool) -> None:
     _, m, n_mat, _ = t.ne
     size = matrix_size(t.dtype, t.ne)
