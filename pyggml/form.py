@@ -17,8 +17,8 @@ BUFT = "CPU_REPACK"  # the buffer type of repacked copies
 class Form(NamedTuple):
     """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`; or one of these made fast.
 
-    `fast`: products with a weight in blocks round their columns to bytes, which is faster and less precise
-    (csrc/products/gemm/int8.h). Products with other weights do not change.
+    `fast`: products with a weight in blocks round their columns, so that many columns take less time and results are
+    less precise (csrc/products/r16/round.h). Products with other weights do not change.
     """
 
     name: str

@@ -47,7 +47,7 @@ class RunOptions:
     ] = True
     fast: Annotated[
         bool,
-        Option("--fast", panel=_FILE, help="Columns of products in bytes: prompts are faster, tokens slower."),
+        Option("--fast", panel=_FILE, help="Round the columns of products: prompts are faster, logits less precise."),
     ] = False
     threads: Threads = None
     threads_batch: Annotated[

@@ -339,8 +339,8 @@ def load_model(
     `mmproj`: the file with the towers of a model that sees or hears (`clip.*`, as llama.cpp writes it). A folder's own
     tower is found, and loaded with the first picture; folders of CLIP, SigLIP, DINOv2 and ViT are a tower alone.
     `precision`: "exact", or "fast": products with quantised weights round their columns to bytes, with a step for each
-    32 elements: prompts take less time, single tokens more, and logits are less precise (docs/products.md has
-    figures). Products with other weights, and those of a model's towers, do not change.
+    16 elements, so that prompts take less time and logits are less precise (docs/products.md has figures). Products
+    with other weights, and those of a model's towers, do not change.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
     architecture cannot run, for a `ram` that is too small, for an unknown `precision`, or when cancelled.
     """

@@ -13,142 +13,122 @@ typedef struct target {
   const float (*before)[TILE_ROWS];
 } target;
 
-// How the sums of a format are computed. Constants: the scales of a unit; whether there are integer scales; and,
-// without VNNI, how many quartets' products fit 16 bits.
+// How the sums of a format are computed: the scales of a unit; whether there are integer scales; and, without VNNI, how
+// many quartets' products fit 16 bits.
 typedef struct kind {
   int halves, whole, run;
 } kind;
 
-// The rest: log2 of the offset of codes, -1 for none; units of a sum; elements of a shift, 0 when there are none.
-typedef struct way {
-  int offset, sum_units, shift_elements;
-} way;
+PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
-enum { QUARTETS = R16_PART / 4 }; // of a part
-
-PG_INLINE vi times_offset(vi a, int offset) { return (vi)((rows)a << offset); }
-
-PG_INLINE vi four_bytes(const int8_t *x) { return pair((const int16_t *)(const void *)x); }
-
-// dots[j] = the sum over a part of codes less their offset times integers of nt columns: bytes times a factor.
-PG_INLINE void dot(int nt, int run, int offset, const uint8_t (*w)[TILE_ROWS][4], const int8_t *x, int width,
-                   const int32_t *factors, const int32_t *less, const r16_fetch *fetch, fetching *at, vi (*dots)[2]) {
+// dots[j] = the sum over a part of codes times bytes of nt columns, times their factors.
+PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint8_t *x, int width,
+                   const int32_t *factors, const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
+  const int8_t(*codes)[TILE_ROWS][4] = w->codes + part * R16_PART_QUARTETS;
+  const int32_t(*less)[TILE_ROWS] = w->less + part * (R16_PART_QUARTETS / run);
 #if defined(__AVX512VNNI__)
-  UNROLL for (int j = 0; j < nt; j++) dots[j][0] = dots[j][1] =
-      offset < 0 ? vi_zero() : times_offset(vi_set1(less[j]), offset);
-  UNROLL for (int p = 0; p < QUARTETS; p++, x += 4 * width) {
+  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+    const vi first = vi_load(less[0] + i * VF_N);
+    UNROLL for (int j = 0; j < nt; j++) dots[j][i] = first;
+  }
+  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++, x += 4 * width) {
     fetch_two(fetch, at);
-    const vi w0 = vi_load(w[p][0]), w1 = vi_load(w[p][VF_N]);
+    vi v[TILE_VECTORS];
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = four_bytes(x + 4 * j);
-      dots[j][0] = _mm512_dpbusd_epi32(dots[j][0], w0, b);
-      STAYS(dots[j][0]);
-      dots[j][1] = _mm512_dpbusd_epi32(dots[j][1], w1, b);
-      STAYS(dots[j][1]);
+      UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+        dots[j][i] = _mm512_dpbusd_epi32(dots[j][i], b, v[i]);
+        STAYS(dots[j][i]);
+      }
     }
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) dots[j][i] =
+  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) dots[j][i] =
       vi_mul(dots[j][i], vi_set1(factors[j]));
-#elif VF_N == 8
-  vi words[NT][2];
-  UNROLL for (int p = 0; p < QUARTETS; p++, x += 4 * width) {
+#else
+  vi words[NT][TILE_VECTORS];
+  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++, x += 4 * width) {
     if (p % 2 == 0) fetch_two(fetch, at);
-    const vi w0 = vi_load(w[p][0]), w1 = vi_load(w[p][VF_N]);
+    vi v[TILE_VECTORS];
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = four_bytes(x + 4 * j);
-      const vi a0 = _mm256_maddubs_epi16(w0, b), a1 = _mm256_maddubs_epi16(w1, b);
-      words[j][0] = p % run ? _mm256_add_epi16(words[j][0], a0) : a0;
-      STAYS(words[j][0]);
-      words[j][1] = p % run ? _mm256_add_epi16(words[j][1], a1) : a1;
-      STAYS(words[j][1]);
+      UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+        const vi before = p % run ? words[j][i] : vi_load(less[p / run] + i * VF_N);
+        words[j][i] = _mm256_add_epi16(before, _mm256_maddubs_epi16(b, v[i]));
+        STAYS(words[j][i]);
+      }
     }
     if (p % run < run - 1) continue;
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
-      const vi whole = _mm256_madd_epi16(words[j][i], vi_set1(factors[j]));
-      dots[j][i] = p < run ? whole : vi_add(dots[j][i], whole);
+    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+      const vi sum = _mm256_madd_epi16(words[j][i], vi_set1(factors[j]));
+      dots[j][i] = p < run ? sum : vi_add(dots[j][i], sum);
     }
   }
-  if (offset >= 0) UNROLL for (int j = 0; j < nt; j++) {
-      const vi all = times_offset(vi_set1(less[j]), offset);
-      dots[j][0] = vi_add(dots[j][0], all);
-      dots[j][1] = vi_add(dots[j][1], all);
-    }
 #endif
 }
 
-// acc += shifts times sums of columns, n of them in turn.
-PG_INLINE void add_shifts(int nt, float (*acc)[2][VF_N], const float (*shift)[TILE_ROWS],
-                          const float (*sums)[R16_WIDTH], int n) {
-  vf v[NT][2];
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] = vf_load(acc[j][i]);
-  for (int s = 0; s < n; s++) {
-    const vf of[2] = {vf_load(shift[s]), vf_load(shift[s] + VF_N)};
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) v[j][i] =
-        vf_fma(of[i], vf_set1(sums[s][j]), v[j][i]);
+// acc += scale times v of nt columns.
+PG_INLINE void add_scaled(int nt, vf (*acc)[TILE_VECTORS], const float *scale, vi (*v)[TILE_VECTORS]) {
+  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+    const vf of = vf_load(scale + i * VF_N);
+    UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(vf_of_vi(v[j][i]), of, acc[j][i]);
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) vf_store(acc[j][i], v[j][i]);
 }
 
-PG_INLINE vi int_at(const int32_t *p) { return vi_load(p); }
-PG_INLINE void put_int(int32_t *p, vi a) { memcpy(p, &a, sizeof a); }
+// sum += integer scales times v of nt columns.
+PG_INLINE void add_whole(int nt, vi (*sum)[TILE_VECTORS], const int32_t *whole, vi (*v)[TILE_VECTORS]) {
+  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+    const vi of = vi_load(whole + i * VF_N);
+    UNROLL for (int j = 0; j < nt; j++) sum[j][i] = vi_add(sum[j][i], vi_mul(v[j][i], of));
+  }
+}
+
+// acc += shifts times sums of columns.
+PG_INLINE void add_shift(int nt, vf (*acc)[TILE_VECTORS], const float *shift, const float *sums) {
+  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+    const vf of = vf_load(shift + i * VF_N);
+    UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(of, vf_set1(sums[j]), acc[j][i]);
+  }
+}
+
+#define EACH_SUM UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++)
 
 // A panel times nt columns, over a run.
-PG_INLINE void tile(int nt, kind k, way f, const r16_panel *w, r16_byte_columns x, target t) {
+PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, target t) {
   const r16_fetch fetch = w->next;
   fetching at = fetching_of(&fetch);
   const int width = (nt + 3) / 4 * 4;
-  struct {
-    _Alignas(64) float acc[NT][2][VF_N];
-    int32_t sum[NT][2][VF_N], part[NT][2][VF_N]; // of integers: the sum so far, and the first part of a unit
-  } room, *own = &room;
-  __asm__("" : "+r"(own) : : "memory"); // in memory: there are no registers left
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
-    vf_store(own->acc[j][i], vf_zero());
-    if (k.whole) put_int(own->sum[j][i], vi_zero());
-  }
   const r16_numbers *of = x.numbers;
-  const float(*x_sums)[R16_WIDTH] = of->sums[f.shift_elements == R16_UNIT];
-  if (k.whole && f.shift_elements) add_shifts(nt, own->acc, w->shifts, x_sums, (int)w->n_units * k.halves);
-  const float(*scale)[TILE_ROWS] = w->scales;
+  const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
+  vf acc[NT][TILE_VECTORS];
+  vi sum[NT][TILE_VECTORS]; // with integer scales
+  EACH_SUM acc[j][i] = vf_zero();
+  EACH_SUM sum[j][i] = vi_zero();
   for (int64_t u = 0; u < w->n_units; u++) {
-    if (!k.whole && f.shift_elements) add_shifts(nt, own->acc, w->shifts + u, x_sums + u, 1);
-    UNROLL for (int h = 0; h < 2; h++, x.bytes += 4 * QUARTETS * width) {
+    vi unit[NT][TILE_VECTORS];
+    UNROLL for (int h = 0; h < 2; h++, x.bytes += 4 * R16_PART_QUARTETS * width) {
       const int64_t part = 2 * u + h;
-      vi dots[NT][2];
-      IN_ORDER;
-      dot(nt, k.run, f.offset, w->codes + part * QUARTETS, x.bytes, width, of->factors[part], of->less[part], &fetch,
-          &at, dots);
-      IN_ORDER;
-      UNROLL for (int j = 0; j < nt; j++) {
-        UNROLL for (int i = 0; i < 2; i++) {
-          vi v = dots[j][i];
-          if (k.halves == 1 && h == 0) {
-            put_int(own->part[j][i], v);
-            continue;
-          }
-          if (k.halves == 1) v = vi_add(v, int_at(own->part[j][i]));
-          if (k.whole) {
-            const vi scaled = vi_mul(v, int_at(w->whole[k.halves == 1 ? u : part] + i * VF_N));
-            put_int(own->sum[j][i], vi_add(int_at(own->sum[j][i]), scaled));
-          } else {
-            vf_store(own->acc[j][i], vf_fma(vf_of_vi(v), vf_load(scale[0] + i * VF_N), vf_load(own->acc[j][i])));
-          }
-        }
-        IN_ORDER;
+      if (w->has_shifts && (k.halves == 2 || h)) {
+        add_shift(nt, acc, *shift++, of->sums[k.halves == 1][k.halves == 1 ? u : part]);
       }
-      if (!k.whole && (k.halves == 2 || h == 1)) scale++;
+      vi dots[NT][TILE_VECTORS];
+      IN_ORDER;
+      dot(nt, k.run, w, part, x.bytes, width, of->factors[part], &fetch, &at, dots);
+      IN_ORDER;
+      EACH_SUM unit[j][i] = h && k.halves == 1 ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
+      if (k.halves == 1 && !h) continue;
+      if (k.whole)
+        add_whole(nt, sum, w->whole[k.halves == 1 ? u : part], unit);
+      else
+        add_scaled(nt, acc, *scale++, unit);
     }
-    if (!k.whole || (u + 1) % f.sum_units) continue;
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++) {
-      vf_store(own->acc[j][i],
-               vf_fma(vf_of_vi(int_at(own->sum[j][i])), vf_load(scale[0] + i * VF_N), vf_load(own->acc[j][i])));
-      put_int(own->sum[j][i], vi_zero());
-    }
-    scale++;
+    if (!k.whole || (u + 1) % w->sum_units) continue;
+    add_scaled(nt, acc, *scale++, sum);
+    EACH_SUM sum[j][i] = vi_zero();
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < 2; i++)
-      vf_store(t.to + j * t.ld + i * VF_N,
-               vf_fma(vf_load(own->acc[j][i]), vf_set1(of->steps[j]), vf_load(t.before[j] + i * VF_N)));
+  EACH_SUM vf_store(t.to + j * t.ld + i * VF_N,
+                    vf_fma(acc[j][i], vf_set1(of->steps[j]), vf_load(t.before[j] + i * VF_N)));
 }
 
 // The kinds of tiles: number, halves, whole, run.
@@ -157,36 +137,28 @@ PG_INLINE void tile(int nt, kind k, way f, const r16_panel *w, r16_byte_columns 
 enum { N_KINDS = 4 };
 #else
 #define KINDS(X, nt)                                                                                                   \
-  X(nt, 0, 1, 0, 4)                                                                                                    \
-  X(nt, 1, 2, 0, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 1, 1) X(nt, 4, 2, 1, 4) X(nt, 5, 2, 1, 2) X(nt, 6, 2, 1, 1)
-enum { N_KINDS = 7 };
+  X(nt, 0, 1, 0, 4) X(nt, 1, 2, 0, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 1, 2) X(nt, 4, 2, 1, 4) X(nt, 5, 2, 1, 2)
+enum { N_KINDS = 6 };
 #endif
+
+// A function for each number of columns, so that missing columns cost nothing.
+#define EACH(X) X(1) X(2) X(3) X(4)
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt, n, halves, whole, run)                                                                                \
-  static __attribute__((noinline)) void tile_##nt##_##n(way f, const r16_panel *w, r16_byte_columns x, target t) {     \
-    tile(nt, (kind){halves, whole, run}, f, w, x, t);                                                                  \
+  static __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, r16_byte_columns x, target t) {            \
+    tile(nt, (kind){halves, whole, run}, w, x, t);                                                                     \
   }
 #define X(nt) KINDS(TILE, nt)
-EACH_NT(X)
+EACH(X)
 #undef X
 
 #define AT(nt, n, halves, whole, run) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
-static void (*const tiles[N_KINDS][NT])(way f, const r16_panel *w, r16_byte_columns x, target t) = {EACH_NT(X)};
+static void (*const tiles[N_KINDS][NT])(const r16_panel *w, r16_byte_columns x, target t) = {EACH(X)};
 #undef X
 
-// How many quartets' products are summed in 16 bits: a power of two; 0 when one product alone may not fit.
-PG_INLINE int run_of(r16_format f) {
-#if defined(__AVX512VNNI__)
-  return QUARTETS;
-#else
-  const int fit = 32767 / (2 * 127 * r16_bytes_of(f).max);
-  return fit >= QUARTETS ? QUARTETS : PG_MIN(fit, 2);
-#endif
-}
-
-int R16_INT8_FN(r16_suits)(r16_format f) { return run_of(f) > 0; }
+int R16_INT8_FN(r16_suits)(r16_format f) { return r16_run_of(f) > 0; }
 
 static const r16_totals nothing;
 
@@ -197,13 +169,13 @@ void R16_INT8_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r
       KINDS(HAS, )
 #undef HAS
   };
-  const kind k = {r16_halves(p->f), r16_sums_units(p->f), run_of(p->f)};
-  const way f = {r16_bytes_of(p->f).offset, r16_sum_units(p->f), r16_shift_elements(p->f)};
+  const kind k = {r16_halves(p->f), r16_sums_units(p->f), r16_run_of(p->f)};
   int i = 0;
   while (kinds[i].halves != k.halves || kinds[i].whole != k.whole || kinds[i].run != k.run) i++;
   const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int e = 0; e < TILE_ROWS; e += 16) __builtin_prefetch(before[j] + e);
-  tiles[i][n - 1](f, w, r16_bytes_at(c, group, strip), (target){to, ld, before ? before : nothing});
+
+  tiles[i][n - 1](w, r16_bytes_at(c, group, strip), (target){to, ld, before ? before : nothing});
   w->next = r16_no_fetch(w);
 }

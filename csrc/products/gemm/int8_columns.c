@@ -4,22 +4,26 @@
 #include "products/gemm/columns.h"
 #include "products/gemm/fixed_pairs.h"
 
-// q[0..16) = x * inv as integers; returns their sum.
+// Factors as the tile multiplies with them (r16_numbers).
+#if defined(__AVX512VNNI__)
+#define TWICE(factor) (factor)
+#else
+#define TWICE(factor) ((factor) << 16 | (factor))
+#endif
+
+// q[0..16) = 128 + x * one as integers.
 #if VF_N == 16
-PG_INLINE int32_t put_part(int8_t *q, const float *x, float inv) {
-  const __m512i v = _mm512_cvtps_epi32(vf_mul(vf_load(x), vf_set1(inv)));
-  _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(v));
-  return _mm512_reduce_add_epi32(v);
+PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
+  const __m512i v = _mm512_cvtps_epi32(vf_mul(vf_load(x), vf_set1(one)));
+  _mm_storeu_si128((__m128i *)q, _mm_xor_si128(_mm512_cvtepi32_epi8(v), _mm_set1_epi8((char)0x80)));
 }
 #else
-PG_INLINE int32_t put_part(int8_t *q, const float *x, float inv) {
-  const __m256i a = _mm256_cvtps_epi32(vf_mul(vf_load(x), vf_set1(inv))),
-                b = _mm256_cvtps_epi32(vf_mul(vf_load(x + 8), vf_set1(inv))), s = _mm256_add_epi32(a, b);
+PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
+  const __m256i a = _mm256_cvtps_epi32(vf_mul(vf_load(x), vf_set1(one))),
+                b = _mm256_cvtps_epi32(vf_mul(vf_load(x + 8), vf_set1(one)));
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
-  _mm_storeu_si128((__m128i *)q, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-  __m128i t = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-  t = _mm_add_epi32(t, _mm_shuffle_epi32(t, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)q, _mm_xor_si128(bytes, _mm_set1_epi8((char)0x80)));
 }
 #endif
 
@@ -35,30 +39,23 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
     const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
     const r16_byte_columns to = r16_bytes_at(c, share.group, s);
     r16_numbers *of = to.numbers;
-    _Alignas(64) int8_t four[R16_QUAD][2 * KC];
+    _Alignas(64) uint8_t four[R16_QUAD][2 * KC];
     for (int j = 0; j < R16_QUAD; j++) {
       const int64_t column = share.column + j;
-      float x[KC], factors[R16_PARTS];
+      float x[KC];
+      r16_rounding r;
       if (j < g.n) r16_get(x, p, &g, j, k0, n);
-      const r16_step step = j < g.n ? r16_round(x, n, factors) : (r16_step){0, 0};
+      const r16_step step = j < g.n ? r16_round(x, n, &r) : (r16_step){0, 0};
+      if (step.inv == 0) { // the result is 0 or NaN: the integers do not matter, as long as they are any
+        memset(&r, 0, sizeof r);
+        memset(x, 0, sizeof x);
+      }
       of->steps[column] = step.d;
       for (int64_t h = 0; h < n / R16_PART; h++) {
-        const float factor = step.inv == 0 ? 0 : factors[h];
-        int32_t sum = 0;
-        if (factor > 0) {
-          sum = put_part(four[j] + h * R16_PART, x + h * R16_PART, 1 / factor);
-        } else {
-          memset(four[j] + h * R16_PART, 0, R16_PART);
-        }
-        const int32_t whole = (int32_t)factor;
-#if defined(__AVX512VNNI__)
-        of->factors[h][column] = whole;
-        of->less[h][column] = -sum;
-#else
-        of->factors[h][column] = whole << 16 | whole;
-        of->less[h][column] = -sum * whole;
-#endif
-        of->sums[0][h][column] = (float)(sum * whole);
+        put_part(four[j] + h * R16_PART, x + h * R16_PART, r.ones[h]);
+        const int32_t factor = (int32_t)r.factors[h];
+        of->factors[h][column] = TWICE(factor);
+        of->sums[0][h][column] = r.sums[h] * r.factors[h];
         if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
       }
     }

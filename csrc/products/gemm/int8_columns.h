@@ -6,14 +6,13 @@
 typedef struct r16_numbers {
   float steps[R16_WIDTH];
   int32_t factors[R16_PARTS][R16_WIDTH]; // of each part of 16 elements; without VNNI twice, in words
-  int32_t less[R16_PARTS][R16_WIDTH];    // minus the sum of its bytes; without VNNI of its integers
   float sums[2][R16_PARTS][R16_WIDTH];   // of integers: of each part, of each unit
 } r16_numbers;
 
 // A strip of a group of columns, filled up with zero columns to `width`, a multiple of 4.
 typedef struct r16_byte_columns {
   int width;
-  int8_t *bytes; // [quartet][column][4]
+  uint8_t *bytes; // [quartet][column][4], 128 more than they are
   r16_numbers *numbers;
 } r16_byte_columns;
 
@@ -21,6 +20,6 @@ typedef struct r16_byte_columns {
 static inline r16_byte_columns r16_bytes_at(const r16_columns *c, int64_t group, int64_t strip) {
   const int64_t n = r16_strip_elements(c, strip), all = (c->n_groups * R16_WIDTH * c->k + 63) / 64 * 64;
   return (r16_byte_columns){.width = (int)(r16_group_columns(c, group) + 3) / 4 * 4,
-                            .bytes = (int8_t *)c->data + (strip * c->strip * c->n_groups + group * n) * R16_WIDTH,
+                            .bytes = (uint8_t *)c->data + (strip * c->strip * c->n_groups + group * n) * R16_WIDTH,
                             .numbers = (r16_numbers *)(c->data + all) + strip * c->n_groups + group};
 }

@@ -68,8 +68,7 @@ PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
 
 // Convert a run of n elements or fewer; v has room for R16_RUN.
 static void put_run(r16_x *x, float *v, int64_t n, int fast) {
-  float factors[R16_PARTS];
-  const r16_step step = fast ? r16_round(v, n, factors) : r16_step_of(v, n);
+  const r16_step step = fast ? r16_rounded(v, n) : r16_step_of(v, n);
   static float zeros[R16_RUN];
   if (step.d != step.d) v = zeros; // NaN has no integers
   for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step);

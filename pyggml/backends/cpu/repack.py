@@ -104,9 +104,9 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
 
 
 def be_fast(tensors: Iterable[Tensor]) -> None:
-    """Let products round their columns to bytes when they meet these tensors, whose forms have been set, in blocks.
+    """Let products round their columns when they meet these tensors, whose forms have been set, in blocks.
 
-    That is faster and less precise: docs/products.md has figures.
+    Many columns are faster then, and results less precise: docs/products.md has figures.
     """
     for t in tensors:
         t.form = t.form._replace(fast=True)
