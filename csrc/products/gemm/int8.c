@@ -19,11 +19,13 @@ typedef struct kind {
   int halves, whole, run;
 } kind;
 
+#define EACH_SUM UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++)
+
 PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
 // dots[j] = the sum over a part of codes times bytes of nt columns, times their factors.
-PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint8_t *x, int width,
-                   const int32_t *factors, const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
+PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint8_t (*x)[NT][4], const int32_t *factors,
+                   const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
   const int8_t(*codes)[TILE_ROWS][4] = w->codes + part * R16_PART_QUARTETS;
   const int32_t(*less)[TILE_ROWS] = w->less + part * (R16_PART_QUARTETS / run);
 #if defined(__AVX512VNNI__)
@@ -31,28 +33,27 @@ PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint
     const vi first = vi_load(less[0] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) dots[j][i] = first;
   }
-  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++, x += 4 * width) {
+  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++) {
     fetch_two(fetch, at);
     vi v[TILE_VECTORS];
     UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
-      const vi b = four_bytes(x + 4 * j);
+      const vi b = four_bytes(x[p][j]);
       UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
         dots[j][i] = _mm512_dpbusd_epi32(dots[j][i], b, v[i]);
         STAYS(dots[j][i]);
       }
     }
   }
-  UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) dots[j][i] =
-      vi_mul(dots[j][i], vi_set1(factors[j]));
+  EACH_SUM dots[j][i] = vi_mul(dots[j][i], vi_set1(factors[j]));
 #else
   vi words[NT][TILE_VECTORS];
-  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++, x += 4 * width) {
+  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++) {
     if (p % 2 == 0) fetch_two(fetch, at);
     vi v[TILE_VECTORS];
     UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
-      const vi b = four_bytes(x + 4 * j);
+      const vi b = four_bytes(x[p][j]);
       UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
         const vi before = p % run ? words[j][i] : vi_load(less[p / run] + i * VF_N);
         words[j][i] = _mm256_add_epi16(before, _mm256_maddubs_epi16(b, v[i]));
@@ -60,7 +61,7 @@ PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint
       }
     }
     if (p % run < run - 1) continue;
-    UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+    EACH_SUM {
       const vi sum = _mm256_madd_epi16(words[j][i], vi_set1(factors[j]));
       dots[j][i] = p < run ? sum : vi_add(dots[j][i], sum);
     }
@@ -92,13 +93,10 @@ PG_INLINE void add_shift(int nt, vf (*acc)[TILE_VECTORS], const float *shift, co
   }
 }
 
-#define EACH_SUM UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++)
-
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, target t) {
   const r16_fetch fetch = w->next;
   fetching at = fetching_of(&fetch);
-  const int width = (nt + 3) / 4 * 4;
   const r16_numbers *of = x.numbers;
   const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
   vf acc[NT][TILE_VECTORS];
@@ -107,14 +105,14 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, targ
   EACH_SUM sum[j][i] = vi_zero();
   for (int64_t u = 0; u < w->n_units; u++) {
     vi unit[NT][TILE_VECTORS];
-    UNROLL for (int h = 0; h < 2; h++, x.bytes += 4 * R16_PART_QUARTETS * width) {
+    UNROLL for (int h = 0; h < 2; h++) {
       const int64_t part = 2 * u + h;
       if (w->has_shifts && (k.halves == 2 || h)) {
         add_shift(nt, acc, *shift++, of->sums[k.halves == 1][k.halves == 1 ? u : part]);
       }
       vi dots[NT][TILE_VECTORS];
       IN_ORDER;
-      dot(nt, k.run, w, part, x.bytes, width, of->factors[part], &fetch, &at, dots);
+      dot(nt, k.run, w, part, x.bytes + part * R16_PART_QUARTETS, of->factors[part], &fetch, &at, dots);
       IN_ORDER;
       EACH_SUM unit[j][i] = h && k.halves == 1 ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
       if (k.halves == 1 && !h) continue;

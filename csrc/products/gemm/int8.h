@@ -8,7 +8,7 @@
 
 enum {
   KC = R16_RUN, // elements of a strip
-  NT = 4,
+  NT = 4,       // columns of a tile: one quad, whose sums stay in registers
   TILE_VECTORS = 2,
   TILE_ROWS = TILE_VECTORS * VF_N,
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache

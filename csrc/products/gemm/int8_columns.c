@@ -59,6 +59,6 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
         if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
       }
     }
-    put_4_columns((int16_t *)(to.bytes + share.column * 4), (const int16_t(*)[KC])four, to.width, n / 4);
+    put_4_columns((int16_t *)to.bytes, (const int16_t(*)[KC])four, NT, n / 4);
   }
 }
