@@ -31,12 +31,17 @@ def logits(path: Path, precision: str, n_ubatch: int = 512) -> Floats:
 
 
 @FAST
-@pytest.mark.parametrize("name", ["llama2-Q4_0", "llama2-Q4_K_M", "mixtral-Q4_K_M"])
+@pytest.mark.parametrize("name", ["llama2-Q4_0", "llama2-Q4_K_M"])
 def test_logits(name: str) -> None:
+    """They are nearer to the exact ones than those of llama.cpp, which has an NMSE of 1.1e-3 and 2.7e-3."""
+    assert 1e-7 < nmse(logits(LLAMAS / f"{name}.gguf", "fast"), logits(LLAMAS / f"{name}.gguf", "exact")) < 9e-4
+
+
+@FAST
+@pytest.mark.parametrize("name", ["llama2-Q4_K_M", "mixtral-Q4_K_M"])
+def test_company(name: str) -> None:
     path = LLAMAS / f"{name}.gguf"
-    fast = logits(path, "fast")
-    assert 1e-7 < nmse(fast, logits(path, "exact")) < 1e-3
-    assert np.array_equal(fast, logits(path, "fast", 5))  # in any company
+    assert np.array_equal(logits(path, "fast"), logits(path, "fast", 5))
 
 
 @FAST

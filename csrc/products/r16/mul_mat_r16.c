@@ -55,9 +55,24 @@ PG_INLINE r16_product blocks_of(const pg_task *t, int fast) {
   return (r16_product){.f = *r16_find(a->type), .fast = fast, .k = a->ne[0], .n_cols = columns_of(t)};
 }
 
+// The most columns that are few, for a product; and the least of that number for products in this form.
+PG_INLINE int few_of(const r16_product *p) {
+  const int few = r16_few(r16_unpacks_slowly(p->f));
+#if defined(PG_FAST)
+  if (p->fast && R16_INT8_FN(r16_suits)(p->f)) return PG_MIN(few, R16_BORDER(FEW_FAST));
+#endif
+  return few;
+}
+PG_INLINE int least_few(int fast) {
+#if defined(PG_FAST)
+  if (fast) return PG_MIN(r16_few(1), R16_BORDER(FEW_FAST));
+#endif
+  return r16_few(1);
+}
+
 static int64_t work_of(const pg_task *t, int nth, int fast) {
   const r16_product p = blocks_of(t, fast);
-  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
+  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth));
 }
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) { return work_of(t, nth, 0); }
@@ -116,7 +131,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   const products s = products_of(t, form, fast);
   int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
   for (int i = 0; i < s.n; i++) {
-    few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
+    few[i] = form < HALF && s.p[i].n_cols <= few_of(&s.p[i]);
     n_few += few[i];
   }
   const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
@@ -170,7 +185,7 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 static int64_t work_by_id(const pg_task *t, int nth, int fast) {
   const r16_product p = blocks_of(t, fast);
-  const int64_t gemm_size = p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth);
+  const int64_t gemm_size = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth);
   return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
 }
 
@@ -211,7 +226,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast
       p[i].list = list + start;
       p[i].n_cols = n_cols;
     }
-    if (n_cols > r16_few(r16_unpacks_slowly(f))) {
+    if (n_cols > few_of(p)) {
       pg_sync(t, nth); // the previous expert's scratch is free
       const gemm g = gemm_for_all(p, 1);
       g.columns(p, &q, work);

@@ -4,7 +4,7 @@
 #include "products/r16/sums.h"
 #include "simd/lanes.h"
 
-enum { R16_PART = R16_UNIT / 2, R16_PARTS = R16_RUN / R16_PART, R16_TRIED = 6 };
+enum { R16_PART = R16_UNIT / 2, R16_PARTS = R16_RUN / R16_PART, R16_TRIED = 8 };
 
 // Steps are larger than those of r16_step_of, because rounding makes integers larger: in norm at most by 2 / 127 and 6,
 // and one of them at most by half a factor.
