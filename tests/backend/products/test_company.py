@@ -1,6 +1,6 @@
 """A column of a product of weights in blocks has the same bits whatever is computed beside it: one column or many,
-from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h), also in the fast form (round.h). Products in tiles of bf16 are not among
-these: level amx keeps to it up to 32 columns.
+from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h); in the fast form, too (round.h).
+Products in tiles of bf16 are not among these: level amx keeps to it up to 32 columns.
 """
 
 from __future__ import annotations
