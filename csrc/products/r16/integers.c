@@ -69,9 +69,9 @@ PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
 // Convert a run of n elements or fewer; v has room for R16_RUN.
 static void put_run(r16_x *x, float *v, int64_t n, int fast) {
   const r16_step step = fast ? r16_rounded(v, n) : r16_step_of(v, n);
-  static float zeros[R16_RUN];
-  if (step.d != step.d) v = zeros; // NaN has no integers
-  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step);
+  static const float zeros[R16_RUN];
+  const float *of = step.d == step.d ? v : zeros; // NaN has no integers
+  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, of + i, step);
 }
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
