@@ -16,10 +16,15 @@ BUFT = "CPU_REPACK"  # the buffer type of repacked copies
 
 
 class Form(NamedTuple):
-    """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`."""
+    """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`; or one of these made fast.
+
+    `fast`: products with a weight in blocks round their columns, so that many columns take less time and results are
+    less precise (csrc/products/r16/round.h). Products with other weights do not change.
+    """
 
     name: str
     copy: Buffer | None = None
+    fast: bool = False
 
 
 STORED = Form("stored")  # products read the tensor as it is, with the precision of F32

@@ -16,7 +16,7 @@ from rich.table import Table
 from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.isa import isa_name
 from pyggml.backends.cpu.peak import KINDS, compute_rate, read_rate
-from pyggml.backends.cpu.repack import can_repack, repack, repack_in_passing
+from pyggml.backends.cpu.repack import be_fast, can_repack, repack, repack_in_passing
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
 from pyggml.dtypes import DType
@@ -41,7 +41,7 @@ class Row:
     type: str
     ne: list[int]
     isa: str
-    layout: str  # "stored", or "r16" for repacked weights
+    layout: str  # "stored", "r16" for repacked weights, "fast" for the same in the fast form
     n_threads: int
     us: float
     gflops: float
@@ -97,7 +97,7 @@ def limit_of(isa: str, n_threads: int, t: Tensor, case: OpCase, n_nodes: int) ->
 
 
 def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
-    """One row, and a second one when the backend repacks these weights."""
+    """One row, and two more when the backend repacks these weights."""
     case = OP_CASES[op]
     nodes = nodes_of(case, dtype, ne)
     least, bound = limit_of(backend.isa, backend.n_threads, nodes[0], case, len(nodes))
@@ -114,6 +114,8 @@ def measure(op: str, dtype: DType, ne: Ne, backend: CpuBackend) -> list[Row]:
     if weights and all(can_repack(backend.isa, w) for w in weights):
         repack(weights, isa=backend.isa)
         rows.append(row("r16"))
+        be_fast(weights)
+        rows.append(row("fast"))
     return rows
 
 

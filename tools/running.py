@@ -45,6 +45,10 @@ class RunOptions:
     repack: Annotated[
         bool, Option("--repack/--no-repack", " /-nr", panel=_FILE, help="Copy weights to the layout that is fastest.")
     ] = True
+    fast: Annotated[
+        bool,
+        Option("--fast", panel=_FILE, help="Round the columns of products: prompts are faster, logits less precise."),
+    ] = False
     threads: Threads = None
     threads_batch: Annotated[
         Optional[int],
@@ -119,6 +123,7 @@ class RunOptions:
                 use_mmap=self.mmap,
                 use_mlock=self.mlock,
                 repack=self.repack,
+                precision="fast" if self.fast else "exact",
                 kv_overrides=overrides,
                 mmproj=mmproj,
                 progress=lambda fraction: show(fraction, 1.0) is None,  # always True: it cannot be cancelled

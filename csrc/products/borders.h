@@ -25,4 +25,7 @@ enum {
   pg_FEW_SLOW_AMD_##level = few_slow_amd,
   PG_BORDERS(X)
 #undef X
+  // In the fast form, for all types that products/gemm/int8.h has and all CPUs; the others as above.
+  pg_FEW_FAST_avx2 = 4,
+  pg_FEW_FAST_avx512vnni = 10
 };

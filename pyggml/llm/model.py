@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from pyggml.backends.cpu import isa_name
-from pyggml.backends.cpu.repack import CpuRepacking, allow_rounding, can_repack, repack_in_passing
+from pyggml.backends.cpu.repack import CpuRepacking, allow_rounding, be_fast, can_repack, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
@@ -53,6 +53,7 @@ DEFAULT_MODEL = "tales-Q8_0.gguf"
 _REPACKED_AT_ONCE = 64 << 20  # bytes: larger models are repacked while their first tokens are computed
 _N_SAMPLES, _SAMPLE = 256, 64  # `model_digest` reads this many samples, with this many bytes each
 Progress = Callable[[float], bool]
+PRECISIONS = ("exact", "fast")  # of products: `load_model`
 _GENERATES = hands_on(*keywords_of(new_generation))
 
 
@@ -99,7 +100,10 @@ class Model(LoadedModel):
         heads = tuple(DraftHead(self, i) for i in range(self.n_heads))
         if self.repacking is not None:
             self.repacking.finish()
-            repack_weights([t for head in heads for t in _factors(head.weights)])
+            factors = [t for head in heads for t in _factors(head.weights)]
+            repack_weights(factors)
+            if any(t.form.fast for t in self.weights.values()):
+                be_fast(factors)
         return heads
 
     def load_lora(self, path: str | os.PathLike[str]) -> Lora:
@@ -313,6 +317,7 @@ def load_model(
     ram: int | str | None = None,
     layers: tuple[int, int] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
+    precision: str = "exact",
 ) -> Model:
     """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
     by default the model that ships with the package. `path` may also be a repository of the Hugging Face Hub
@@ -336,9 +341,14 @@ def load_model(
     layer before gave (`Batch.add_embd`), and one of an earlier stage gives what the next layer reads (`embeddings`).
     `mmproj`: the file with the towers of a model that sees or hears (`clip.*`, as llama.cpp writes it). A folder's own
     tower is found, and loaded with the first picture; folders of CLIP, SigLIP, DINOv2 and ViT are a tower alone.
+    `precision`: "exact", or "fast": products with quantised weights round their columns to bytes, with a step for each
+    16 elements, so that prompts take less time and logits are less precise (docs/products.md has figures). Products
+    with other weights, and those of a model's towers, do not change.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
-    architecture cannot run, for a `ram` that is too small, or when cancelled.
+    architecture cannot run, for a `ram` that is too small, for an unknown `precision`, or when cancelled.
     """
+    if precision not in PRECISIONS:
+        raise ModelError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r:.40}")
     budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
@@ -354,7 +364,7 @@ def load_model(
             raise ModelError(
                 f"{path_name(source, ModelError)}: whisper.cpp's files take no ram, layers, kv_overrides, mmproj"
             )
-        return _of_whisper_file(path_name(source, ModelError), vocab_only, repack, progress)
+        return _of_whisper_file(path_name(source, ModelError), vocab_only, repack, precision, progress)
     file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
     arch = kv.get("general.architecture")
@@ -387,6 +397,8 @@ def load_model(
             model.weight_stream.load(lambda done: _report(progress, done))
         else:
             _make_ready(model, repack, use_mlock, progress)
+        if precision == "fast":
+            be_fast(_factors(model.weights))
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(f"{file.path}: {e}") from None
@@ -415,7 +427,7 @@ def _make_ready(model: Model, repack: bool, at_once: bool, progress: Progress | 
         repacking.put_off()
 
 
-def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progress | None) -> Model:
+def _of_whisper_file(path: str, vocab_only: bool, repack: bool, precision: str, progress: Progress | None) -> Model:
     """The model in a file of whisper.cpp (`ggml-base.bin`), with its tower."""
     file = read_whisper(path, vocab_only)
     try:
@@ -430,6 +442,8 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, progress: Progre
         _give_hearing(model, encoder)
         _report(progress, 0.0)
         _make_ready(model, repack, False, progress)
+        if precision == "fast":
+            be_fast(_factors(model.weights))
         _report(progress, 1.0)
     except ModelError as e:
         raise ModelError(str(e) if path in str(e) else f"{path}: {e}") from None

@@ -11,6 +11,7 @@
 // Pairs: the elements of quartet p of a unit (products/r16/r16.h) make pair 2p, elements 0 and 2, and pair 2p + 1,
 // elements 1 and 3.
 #pragma once
+#include "products/gemm/fetch.h"
 #include "products/r16/repacked.h"
 
 enum {
@@ -33,13 +34,6 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 // Elements of a strip for the rows of `p`: fewer for floats, which need more precision (NMSE 1.5e-8).
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
-// Memory that is prefetched in the course of a computation: `run` cache lines that lie `step` bytes apart, then, after
-// a jump, the same number again, and so on.
-typedef struct r16_fetch {
-  const char *at;
-  int64_t step, run, jump;
-} r16_fetch;
-
 // A strip of TILE_ROWS rows. Of rows in blocks (r16_in_runs): their codes, times integer scales; and in the order of
 // sums.h the scale of each sum and each shift.
 typedef struct r16_panel {
@@ -49,9 +43,6 @@ typedef struct r16_panel {
   int64_t n_sums, pairs, n_shifts, shift_elements; // sums; pairs, and shifts, of a sum; elements of a shift
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
-
-// No prefetch, for weights as they are stored: they are fetched when they are unpacked.
-PG_INLINE r16_fetch r16_no_fetch(const r16_panel *w) { return (r16_fetch){.at = (const char *)w}; }
 
 // Whether a product sums as sums.h says: that of weights in blocks. All else has steps for rows, too.
 PG_INLINE int r16_in_runs(const r16_product *p) { return !r16_of_floats(p) && !p->across; }

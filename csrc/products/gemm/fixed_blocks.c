@@ -3,7 +3,7 @@
 #include "products/gemm/fixed_columns.h"
 #include "products/gemm/fixed_dot.h"
 #include "products/gemm/fixed_pairs.h"
-#include "products/r16/sums.h"
+#include "products/r16/round.h"
 
 _Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
 
@@ -103,7 +103,7 @@ void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share s
       const int64_t column = share.column + j;
       float x[KC];
       if (j < g.n) r16_get(x, p, &g, j, k0, n);
-      const r16_step step = j < g.n ? r16_step_of(x, n) : (r16_step){0, 0};
+      const r16_step step = j >= g.n ? (r16_step){0, 0} : p->fast ? r16_rounded(x, n) : r16_step_of(x, n);
       to.steps[column] = step.d;
       if (step.inv == 0) {
         memset(four[j], 0, sizeof four[j]);

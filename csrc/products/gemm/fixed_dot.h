@@ -1,6 +1,6 @@
 // Products of pairs of 16-bit integers, for the tiles of fixed.c and fixed_blocks.c.
 #pragma once
-#include "products/gemm/fixed.h"
+#include "products/gemm/gemm.h"
 #include "products/r16/vec.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -35,25 +35,11 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256
 #define STAYS(sum) __asm__("" : "+v"(sum))
 #endif
 
-// The memory to prefetch next (r16_fetch), and the lines left until it jumps.
-typedef struct fetching {
-  const char *next;
-  int64_t left;
-} fetching;
-
-PG_INLINE fetching fetching_of(const r16_fetch *f) { return (fetching){f->at, f->run}; }
-
 // sum[j] += two pairs of a panel's rows times two pairs of nt columns, which are `width` apart. Two pairs share the
 // instructions that do not multiply: those that prefetch.
 PG_INLINE void dot_two_pairs(int nt, vi (*sum)[TILE_VECTORS], const int16_t (*w)[TILE_ROWS][2], const int16_t *x,
                              int width, const r16_fetch *f, fetching *at) {
-  __builtin_prefetch(at->next);
-  __builtin_prefetch(at->next + f->step);
-  at->next += 2 * f->step;
-  if ((at->left -= 2) == 0) {
-    at->next += f->jump;
-    at->left = f->run;
-  }
+  fetch_two(f, at);
   UNROLL for (int64_t e = 0; e < 2; e++, x += 2 * width) {
 #if VF_N == 4
     int16x8_t first[2], second[2]; // the elements of a pair, of eight rows

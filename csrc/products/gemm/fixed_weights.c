@@ -1,5 +1,6 @@
 // Convert repacked weights to integers (sums.h), a strip of a group of 16 rows at a time.
 #include "products/gemm/gemm.h"
+#include "products/gemm/next.h"
 #include "products/r16/sums.h"
 
 enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N };
@@ -56,18 +57,8 @@ typedef void (*put_fn)(const uint8_t *group, int n, r16_panel *panel, int row);
 static const put_fn put_of[] = {R16_FORMATS(X)};
 #undef X
 
-// The memory to prefetch: the next strip of these rows; after the last one, the first strip of the rows behind the
-// chunk. `run` is even.
-static r16_fetch fetch_after(const r16_product *p, int64_t tile, int64_t strip) {
-  const int64_t next = (strip + 1) * r16_strip(p), k = next < p->k ? next : 0, n = PG_MIN(r16_strip(p), p->k - k);
-  const int64_t t = k ? tile : tile + R16_TILES;
-  const char *at = (const char *)r16_group_at(p, t * TILE_GROUPS, k, n, NULL);
-  const int64_t run = (n / (R16_UNIT * p->f.units) * r16_block_bytes(p->f) + 127) / 128 * 2;
-  return (r16_fetch){at, 64, run, r16_group_bytes(p->f, p->k) - run * 64};
-}
-
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  panel->next = p->row_bytes ? r16_no_fetch(panel) : fetch_after(p, tile, strip);
+  panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int n = (int)(nk / R16_UNIT);
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);

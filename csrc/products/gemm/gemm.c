@@ -17,7 +17,9 @@ typedef struct scratch {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int64_t columns_bytes(const r16_product *p) { return pg_plus(PG_FN(r16_columns_bytes)(p), 63) / 64 * 64; }
+static int64_t columns_bytes(const r16_product *p) {
+  return pg_plus(R16_NUMBERS_FN(r16_columns_bytes)(p), 63) / 64 * 64;
+}
 
 // Panels that are converted at a time.
 static int64_t panels_of(const r16_product *p) { return p->across ? R16_TILES : R16_PANELS; }
@@ -34,7 +36,7 @@ static scratch scratch_at(char *at, const r16_product *p) {
   return (scratch){panels, totals, (float *)(totals + n_totals(p))};
 }
 
-int64_t PG_FN(r16_gemm_work)(const r16_product *p, int nth) {
+int64_t R16_NUMBERS_FN(r16_gemm_work)(const r16_product *p, int nth) {
   return pg_plus(columns_bytes(p), pg_times(nth, scratch_bytes(p)));
 }
 
@@ -67,7 +69,7 @@ PG_INLINE void multiply(const r16_product *p, const r16_columns *c, int64_t tile
     __builtin_prefetch(to->y[j] + at, 1);
     __builtin_prefetch(to->y[j] + at + TILE_ROWS - 1, 1);
   }
-  PG_FN(r16_multiply)
+  R16_NUMBERS_FN(r16_multiply)
   (direct ? to->y[0] + at : **total, direct ? to->ld : TILE_ROWS, s ? *total : NULL, panel, c, p, g, s);
   for (int64_t j = 0; j < to->n && last && !direct; j++) {
     if (r16_is_plain(p)) {
@@ -87,10 +89,10 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
   multiply(p, c, r, g, s, &to[(g)-groups.first], &work->panels[(r)-r0],                                                \
            &work->totals[((g)-groups.first) * R16_TILES + (r)-tiles.first])
   for (int64_t s = 0; s < c->n_strips; s++) {
-#if !defined(__AMX_BF16__)
+#if !defined(__AMX_BF16__) && !defined(R16_INT8)
     if (p->across) {
       const int64_t r0 = tiles.first;
-      PG_FN(r16_put_across)(work->panels, p, tiles, s, work->own);
+      R16_NUMBERS_FN(r16_put_across)(work->panels, p, tiles, s, work->own);
       for (int64_t r = r0; r < tiles.last; r++)
         for (int64_t g = groups.first; g < groups.last; g++) MULTIPLY(r, g);
       continue;
@@ -98,7 +100,7 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
 #endif
     for (int64_t r0 = tiles.first; r0 < tiles.last; r0 += R16_PANELS) {
       const int64_t end = PG_MIN(r0 + R16_PANELS, tiles.last);
-      for (int64_t r = r0; r < end; r++) PG_FN(r16_put_panel)(&work->panels[r - r0], p, r, s);
+      for (int64_t r = r0; r < end; r++) R16_NUMBERS_FN(r16_put_panel)(&work->panels[r - r0], p, r, s);
       for (int64_t g = groups.first; g < groups.last; g++)
         for (int64_t r = r0; r < end; r++) MULTIPLY(r, g);
     }
@@ -106,13 +108,13 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
 #undef MULTIPLY
 }
 
-void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
+void R16_NUMBERS_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
   const r16_columns c = r16_columns_in(work, p);
   // A group is more than one share: when there is only one group, other threads would have to wait.
   const int64_t n = c.n_groups * R16_QUADS * HALVES;
   for (int64_t i = r16_take(q, n, -1); i >= 0; i = r16_take(q, n, i)) {
     const int64_t quad = i / HALVES, half = i % HALVES;
-    PG_FN(r16_put_columns)
+    R16_NUMBERS_FN(r16_put_columns)
     (&c, p,
      (r16_share){.group = quad / R16_QUADS,
                  .column = quad % R16_QUADS * R16_QUAD,
@@ -122,7 +124,7 @@ void PG_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work) {
   pg_sync(q->t, q->nth);
 }
 
-void PG_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith) {
+void R16_NUMBERS_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith) {
   const r16_columns c = r16_columns_in(work, p);
   const int64_t n_groups = c.n_groups, n_tiles = ceil_div(p->m, TILE_ROWS), unit = p->across ? R16_TILES : 1;
   // As many columns in a chunk as may be, so that panels are converted less often, unless there are too few rows to

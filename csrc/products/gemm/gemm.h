@@ -1,12 +1,22 @@
 // A matrix times many columns. Tiles of rows are converted to panels of numbers that can be multiplied fast, and groups
-// of columns to the same kind of numbers. The instruction set decides which numbers: fixed.h or bf16.h.
+// of columns to the same kind of numbers. The instruction set decides which numbers: fixed.h or bf16.h; or the form of
+// the weights does: int8.h.
 #pragma once
 #include "products/r16/repacked.h"
 
-#if defined(__AMX_BF16__)
+#if defined(R16_INT8)
+#include "products/gemm/int8.h"
+#elif defined(__AMX_BF16__)
 #include "products/gemm/bf16.h"
 #else
 #include "products/gemm/fixed.h"
+#endif
+
+// The name of a function for these numbers.
+#if defined(R16_INT8)
+#define R16_NUMBERS_FN R16_INT8_FN
+#else
+#define R16_NUMBERS_FN PG_FN
 #endif
 
 // Columns in groups of up to NT (r16_split). Each group is cut into strips of `strip` elements; the last strip may be
@@ -53,17 +63,17 @@ typedef struct r16_share {
 // Columns of a share; shares of a group; and columns that the shares of a group have room for.
 enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD, R16_WIDTH = R16_QUADS * R16_QUAD };
 
-// Functions that fixed*.c and bf16*.c define for gemm.c:
+// Functions that fixed*.c, int8*.c and bf16*.c define for gemm.c:
 // - the bytes that the columns of a product need (their data);
-int64_t PG_FN(r16_columns_bytes)(const r16_product *p);
+int64_t R16_NUMBERS_FN(r16_columns_bytes)(const r16_product *p);
 // - convert R16_QUAD columns; some or all of them may lie beyond the group;
-void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share);
+void R16_NUMBERS_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share);
 // - convert a strip of rows TILE_ROWS * tile ..; rows beyond the matrix are zero;
-void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
+void R16_NUMBERS_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
 // - the same for several tiles of rows that run across the stored ones, in panels from `panels` on. Tiles begin at a
 //   multiple of R16_TILES. `own` has room for R16_OWN floats (fixed numbers only);
-void PG_FN(r16_put_across)(r16_panel *panels, const r16_product *p, pg_range tiles, int64_t strip, float *own);
+void R16_NUMBERS_FN(r16_put_across)(r16_panel *panels, const r16_product *p, pg_range tiles, int64_t strip, float *own);
 // - multiply them: the whole column j of the group goes to to[j * ld ..], with the sums `before` added (NULL: none; it
 //   may be the same memory as `to`). The first product of a panel prefetches the memory of the next panels.
-void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
-                         const r16_product *p, int64_t group, int64_t strip);
+void R16_NUMBERS_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
+                                  const r16_product *p, int64_t group, int64_t strip);

@@ -1,6 +1,7 @@
 // Convert columns of b to blocks of integers (integers.h).
 #include "products/r16/integers.h"
 
+#include "products/r16/round.h"
 #include "simd/rms.h"
 #include "simd/rows.h"
 
@@ -65,12 +66,12 @@ PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
   }
 }
 
-// Convert a run of n elements or fewer.
-static void put_run(r16_x *x, const float *v, int64_t n) {
-  const r16_step step = r16_step_of(v, n);
+// Convert a run of n elements or fewer; v has room for R16_RUN.
+static void put_run(r16_x *x, float *v, int64_t n, int fast) {
+  const r16_step step = fast ? r16_rounded(v, n) : r16_step_of(v, n);
   static const float zeros[R16_RUN];
-  if (step.d != step.d) v = zeros; // NaN has no integers
-  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, v + i, step);
+  const float *of = step.d == step.d ? v : zeros; // NaN has no integers
+  for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, of + i, step);
 }
 
 int64_t PG_FN(r16_x_bytes)(int64_t k, int64_t n_cols) {
@@ -91,6 +92,6 @@ void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
       if (i == r.first || first == 0) scale = pg_rms_scale((const float *)column, k, p->eps);
       pg_scale_mul(run, run, scale, p->norm + first, n);
     }
-    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n);
+    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n, p->fast);
   }
 }

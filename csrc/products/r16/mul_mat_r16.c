@@ -30,9 +30,19 @@ PG_INLINE gemm gemm_for(const r16_product *p) {
   return GEMM(PG_ISA);
 }
 
-// Scratch bytes, enough for all columns or fewer.
+// For n products of the same columns.
+PG_INLINE gemm gemm_for_all(const r16_product *p, int n) {
+#if defined(PG_FAST)
+  int suits = p->fast;
+  for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p[i].f);
+  if (suits) return (gemm){R16_INT8_FN(r16_gemm_work), R16_INT8_FN(r16_gemm_columns), R16_INT8_FN(r16_gemm)};
+#endif
+  return gemm_for(p);
+}
+
+// Scratch bytes, enough for all columns or fewer, in any way.
 static int64_t gemm_bytes(r16_product p, int nth) {
-  int64_t bytes = gemm_for(&p).work(&p, nth);
+  int64_t bytes = PG_MAX(gemm_for(&p).work(&p, nth), gemm_for_all(&p, 1).work(&p, nth));
 #if defined(__AMX_BF16__)
   p.n_cols = PG_MIN(p.n_cols, R16_FIXED);
   bytes = PG_MAX(bytes, gemm_for(&p).work(&p, nth));
@@ -40,15 +50,35 @@ static int64_t gemm_bytes(r16_product p, int nth) {
   return up64(bytes);
 }
 
-PG_INLINE r16_product blocks_of(const pg_task *t) {
+PG_INLINE r16_product blocks_of(const pg_task *t, int fast) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
-  return (r16_product){.f = *r16_find(a->type), .k = a->ne[0], .n_cols = columns_of(t)};
+  return (r16_product){.f = *r16_find(a->type), .fast = fast, .k = a->ne[0], .n_cols = columns_of(t)};
 }
 
-int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = blocks_of(t);
-  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth));
+// The most columns that are few, for a product; and the least of that number for products in this form.
+PG_INLINE int few_of(const r16_product *p) {
+  const int few = r16_few(r16_unpacks_slowly(p->f));
+#if defined(PG_FAST)
+  if (p->fast && R16_INT8_FN(r16_suits)(p->f)) return PG_MIN(few, R16_BORDER(FEW_FAST));
+#endif
+  return few;
 }
+PG_INLINE int least_few(int fast) {
+#if defined(PG_FAST)
+  if (fast) return PG_MIN(r16_few(1), R16_BORDER(FEW_FAST));
+#endif
+  return r16_few(1);
+}
+
+static int64_t work_of(const pg_task *t, int nth, int fast) {
+  const r16_product p = blocks_of(t, fast);
+  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth));
+}
+
+int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) { return work_of(t, nth, 0); }
+#if defined(PG_FAST)
+int64_t PG_FN(mul_mat_r16_fast_work)(const pg_task *t, int nth) { return work_of(t, nth, 1); }
+#endif
 
 // Let p take the results of the product before it as its gate.
 PG_INLINE void gate(r16_product *p, const pg_task *t) {
@@ -67,7 +97,7 @@ typedef struct products {
 // of f32.
 enum { REPACKED, STORED, HALF, EXACT };
 
-PG_INLINE products products_of(const pg_task *t, int form) {
+PG_INLINE products products_of(const pg_task *t, int form, int fast) {
   const pg_tensor *norm = &t->src[PG_MM_NORM];
   const int store = (int)t->param[PG_MM_STORE];
   products s = {.n = 0};
@@ -78,6 +108,7 @@ PG_INLINE products products_of(const pg_task *t, int form) {
                                .w = (const uint8_t *)a->data,
                                .row_bytes = form ? a->nb[1] : 0,
                                .exact = form == EXACT,
+                               .fast = fast,
                                .k = a->ne[0],
                                .m = a->ne[1],
                                .b = &t->src[PG_MM_COLUMNS],
@@ -96,15 +127,15 @@ PG_INLINE products products_of(const pg_task *t, int form) {
   return s;
 }
 
-static int multiply(const pg_task *t, int ith, int nth, int form) {
-  const products s = products_of(t, form);
+static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
+  const products s = products_of(t, form, fast);
   int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
   for (int i = 0; i < s.n; i++) {
-    few[i] = form < HALF && s.p[i].n_cols <= r16_few(r16_unpacks_slowly(s.p[i].f));
+    few[i] = form < HALF && s.p[i].n_cols <= few_of(&s.p[i]);
     n_few += few[i];
   }
   const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
-  const gemm g = gemm_for(s.p);
+  const gemm g = gemm_for_all(s.p, s.n);
   r16_queue q = r16_queue_of(t, nth);
   r16_x *x = (r16_x *)t->work;
   char *columns = t->work + (n_few ? x_bytes(t) : 0);
@@ -123,12 +154,16 @@ static int multiply(const pg_task *t, int ith, int nth, int form) {
   return PG_OK;
 }
 
-int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED); }
-int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED); }
+int PG_FN(mul_mat_r16_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED, 0); }
+int PG_FN(mul_mat_stored_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 0); }
+#if defined(PG_FAST)
+int PG_FN(mul_mat_r16_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, REPACKED, 1); }
+int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 1); }
+#endif
 
 #if defined(__AMX_BF16__)
 // mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
-int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF); }
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, 0); }
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
@@ -139,7 +174,7 @@ PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
 
 // mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
-int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT); }
+int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT, 0); }
 
 int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
   const r16_product p = shape_of(t, 1);
@@ -148,13 +183,18 @@ int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
 #endif
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
-int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) {
-  const r16_product p = blocks_of(t);
-  const int64_t gemm_size = p.n_cols <= r16_few(1) ? 0 : gemm_bytes(p, nth);
+static int64_t work_by_id(const pg_task *t, int nth, int fast) {
+  const r16_product p = blocks_of(t, fast);
+  const int64_t gemm_size = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth);
   return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
 }
 
-static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
+int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 0); }
+#if defined(PG_FAST)
+int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 1); }
+#endif
+
+static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   const r16_format f = *r16_find(a->type);
   const int64_t n_expert = a->ne[2];
@@ -167,6 +207,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   r16_product p[2];
   for (int i = 0; i < n_p; i++)
     p[i] = (r16_product){.f = f,
+                         .fast = fast,
                          .row_bytes = form ? a->nb[1] : 0,
                          .k = a->ne[0],
                          .m = a->ne[1],
@@ -185,9 +226,9 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
       p[i].list = list + start;
       p[i].n_cols = n_cols;
     }
-    if (n_cols > r16_few(r16_unpacks_slowly(f))) {
+    if (n_cols > few_of(p)) {
       pg_sync(t, nth); // the previous expert's scratch is free
-      const gemm g = gemm_for(p);
+      const gemm g = gemm_for_all(p, 1);
       g.columns(p, &q, work);
       g.multiply(p, n_p, &q, work, ith);
     } else if (n_cols) {
@@ -197,5 +238,13 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form) {
   return PG_OK;
 }
 
-int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED); }
-int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED); }
+int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED, 0); }
+int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED, 0); }
+#if defined(PG_FAST)
+int PG_FN(mul_mat_id_r16_fast_any)(const pg_task *t, int ith, int nth) {
+  return multiply_by_id(t, ith, nth, REPACKED, 1);
+}
+int PG_FN(mul_mat_id_stored_fast_any)(const pg_task *t, int ith, int nth) {
+  return multiply_by_id(t, ith, nth, STORED, 1);
+}
+#endif

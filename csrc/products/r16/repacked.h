@@ -34,6 +34,7 @@ typedef struct r16_product {
   const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm/gemm.c only)
   int64_t row_bytes;   // of the matrix as it is stored; 0: repacked
   int exact;           // of matrices as they are stored: as precise as f32 (tiles only)
+  int fast;            // of matrices in blocks: columns are rounded (round.h)
   int64_t k, m;        // its row length and its rows (the last group may be partly padding)
   int across;          // products/gemm without tiles: rows run across the stored ones, which have m elements; k is the
                        // number of stored rows, rounded up to whole units
@@ -161,4 +162,13 @@ void R16_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *
 R16_GEMM(PG_ISA)
 #if defined(__AMX_BF16__)
 R16_GEMM(avx512vnni)
+#endif
+
+// The same for columns in bytes (products/gemm/int8.h), for products in the fast form. Its bits are those of r16_gemm.
+#if defined(PG_FAST)
+#define R16_INT8_FN(name) PG_CAT(name, _int8__, PG_ISA)
+int R16_INT8_FN(r16_suits)(r16_format f); // whether it has this format
+int64_t R16_INT8_FN(r16_gemm_work)(const r16_product *p, int nth);
+void R16_INT8_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work);
+void R16_INT8_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
 #endif

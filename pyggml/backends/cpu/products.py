@@ -35,17 +35,21 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     form, columns = a.form, node.n_rows
     if form.copy is not None:
         way = "_r16"
-    elif form is IN_PASSING:
+    elif form.name == IN_PASSING.name:
         way = "_stored"
     elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
-    elif form is ROUNDED and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
+    elif form.name == ROUNDED.name and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
         way = "_half"
     elif bounds(columns)[0] > _SPLIT_BEYOND[a.dtype]:
         way = "_exact"
     else:
         return None
-    kernel = kernel_of(isa, node, way)
+    kernel = None
+    if form.fast and isa != "amx" and way in ("_r16", "_stored"):  # nothing is faster than tiles
+        kernel = kernel_of(isa, node, f"{way}_fast")
+    if kernel is None:
+        kernel = kernel_of(isa, node, way)
     return None if kernel is None else (kernel, form.copy)
 
 

@@ -133,7 +133,7 @@ class CpuRepacking(Repacking):
                     progress((copy.base - self._copies[0].base) / self.size)
                 _pack(t, copy, pool)
                 t.raw()  # refuses what a mapped file has lost meanwhile
-                t.form = repacked(copy)
+                t.form = repacked(copy)._replace(fast=t.form.fast)
                 if t.buffer is not None:
                     t.buffer.give_back(t.offset, t.nbytes)
                 self._made = i + 1
@@ -162,6 +162,15 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
     for t in tensors:
         if _has_layout(t):
             t.form = IN_PASSING
+
+
+def be_fast(tensors: Iterable[Tensor]) -> None:
+    """Let products round their columns when they meet these tensors, whose forms have been set, in blocks.
+
+    Many columns are faster then, and results less precise: docs/products.md has figures.
+    """
+    for t in tensors:
+        t.form = t.form._replace(fast=True)
 
 
 def _pack(t: Tensor, copy: Buffer, pool: ThreadPool) -> None:

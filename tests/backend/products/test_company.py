@@ -1,6 +1,6 @@
 """A column of a product of weights in blocks has the same bits whatever is computed beside it: one column or many,
-from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h). Products in tiles of bf16 are not among
-these: level amx keeps to it up to 32 columns.
+from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h); in the fast form, too (round.h).
+Products in tiles of bf16 are not among these: level amx keeps to it up to 32 columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.fuse import FUSIONS
-from pyggml.backends.cpu.repack import repack, repack_in_passing
+from pyggml.backends.cpu.repack import be_fast, repack, repack_in_passing
 from pyggml.sched import Scheduler
 from pyggml.testing.harness import gaussian
 
@@ -32,6 +32,7 @@ class Case(NamedTuple):
     n: int
     seed: int
     passing: bool
+    fast: bool
     n_threads: int
 
 
@@ -41,7 +42,7 @@ def cases(draw: st.DrawFn, most: int) -> Case:
     k = dtype.block_size * draw(st.integers(1, 800 // dtype.block_size + 1))
     n = draw(st.integers(2, min(20, most)) | st.integers(2, most))
     m, seed, n_threads = draw(st.integers(1, 70)), draw(st.integers(0, 999)), draw(st.integers(1, 2))
-    return Case(dtype, k, m, n, seed, draw(st.booleans()), n_threads)
+    return Case(dtype, k, m, n, seed, draw(st.booleans()), draw(st.booleans()), n_threads)
 
 
 def most(isa: str) -> int:
@@ -50,8 +51,14 @@ def most(isa: str) -> int:
 
 def weights(rng: np.random.Generator, c: Case, shape: Sequence[int], isa: str) -> gg.Tensor:
     w = source(c.dtype, gaussian(rng, tuple(shape)))
-    repack_in_passing([w]) if c.passing else repack([w], isa=isa)
+    make_ready([w], isa, c.passing, c.fast)
     return w
+
+
+def make_ready(w: Sequence[gg.Tensor], isa: str, passing: bool, fast: bool) -> None:
+    repack_in_passing(w) if passing else repack(w, isa=isa)
+    if fast:
+        be_fast(w)
 
 
 def columns_of(rng: np.random.Generator, n: int, k: int) -> np.ndarray:
@@ -103,7 +110,7 @@ def test_experts(isa: str) -> None:
             assert same(alone, together[i])
             matrix = source(c.dtype, np.zeros((c.m, c.k)))
             matrix.raw()[...] = w.raw().reshape(n_expert, -1)[ids[i, 0]].reshape(matrix.raw().shape)
-            repack([matrix], isa=isa)
+            make_ready([matrix], isa, False, c.fast)
             assert same(run(gg.mul_mat(matrix, source(gg.F32, x[i : i + 1])), isa, 1)[0, 0, 0], together[i, 0])
 
     check()
@@ -132,7 +139,7 @@ def test_fused(isa: str) -> None:
         inner = c.dtype.block_size * int(rng.integers(1, 3))
         shapes = ((inner, c.k), (inner, c.k), (c.k, inner))
         w = [gg.Context().from_numpy(rng.standard_normal(s).astype(np.float32) * 0.1, dtype=c.dtype) for s in shapes]
-        repack_in_passing(w) if c.passing else repack(w, isa=isa)
+        make_ready(w, isa, c.passing, c.fast)
         others = [rng.standard_normal(n).astype(np.float32) for n in (c.k, inner, inner, c.k)]
         x = gaussian(rng, (c.n, c.k)).astype(np.float32)
         together = block(x, w, others, c.n_threads)

@@ -1,0 +1,57 @@
+// The numbers of gemm.h for weights in the fast form: codes as they are, times columns that products/r16/round.h has
+// rounded to bytes and factors. That takes half as many multiplications as integers of 16 bits (fixed.h), and has the
+// same sums: those of products/r16/sums.h, in their order. So a result has the bits that gemv.c and fixed_blocks.c give
+// it.
+#pragma once
+#include "products/gemm/fetch.h"
+#include "products/r16/round.h"
+
+enum {
+  KC = R16_RUN, // elements of a strip
+  NT = 4,       // columns of a tile: one quad, whose sums stay in registers
+  TILE_VECTORS = 2,
+  TILE_ROWS = TILE_VECTORS * VF_N,
+  R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
+  R16_WHOLE = 1,  // columns that a product of a tile writes at least
+  TILE_GROUPS = TILE_ROWS / R16_ROWS,
+  R16_PART_QUARTETS = R16_PART / 4
+};
+
+// The first column of a group. Groups are equal, because a tile of few columns would wait for its own sums.
+PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return n * group / n_groups; }
+
+PG_INLINE int64_t r16_strip(const r16_product *p) { return KC; }
+
+// How many quartets' products, of codes less their offset with bytes, fit 16 bits: a power of two. 0 when those of one
+// quartet, with bytes to which 128 was added, may not fit. With VNNI all that is summed has 32 bits.
+PG_INLINE int r16_run_of(r16_format f) {
+#if defined(__AVX512VNNI__)
+  return R16_PART_QUARTETS;
+#else
+  switch (f.table) {
+  case R16_IQ2:     // up to 43
+  case R16_IQ3_XXS: // up to 62
+    return 2;
+  case R16_IQ4:
+    return 0;
+  default: // up to 32
+    return f.codes == R16_BYTES ? 0 : R16_PART_QUARTETS;
+  }
+#endif
+}
+
+// A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; the
+// integer scales of formats that have them. Columns are multiplied as unsigned bytes, to which 128 was added, and sums
+// begin with `less`, which makes up for that: -128 times the sum of a part's codes. Without VNNI that is one for each
+// run of quartets (r16_run_of), in words.
+typedef struct r16_panel {
+  _Alignas(64) int8_t codes[KC / 4][TILE_ROWS][4];
+  int32_t less[2 * R16_PARTS][TILE_ROWS];
+  float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS];
+  int32_t whole[R16_PARTS][TILE_ROWS];
+  int64_t n_units, sum_units, has_shifts;
+  r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
+} r16_panel;
+
+PG_INLINE void r16_begin(void) {} // called by a thread before, and after, it multiplies
+PG_INLINE void r16_end(void) {}

@@ -1,0 +1,64 @@
+// Convert columns of b to bytes and factors.
+#define R16_INT8
+#include "products/gemm/int8_columns.h"
+#include "products/gemm/columns.h"
+#include "products/gemm/fixed_pairs.h"
+
+// Factors as the tile multiplies with them (r16_numbers).
+#if defined(__AVX512VNNI__)
+#define TWICE(factor) (factor)
+#else
+#define TWICE(factor) ((factor) << 16 | (factor))
+#endif
+
+// q[0..16) = 128 + x * one as integers.
+#if VF_N == 16
+PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
+  const __m512i v = _mm512_cvtps_epi32(vf_mul(vf_load(x), vf_set1(one)));
+  _mm_storeu_si128((__m128i *)q, _mm_xor_si128(_mm512_cvtepi32_epi8(v), _mm_set1_epi8((char)0x80)));
+}
+#else
+PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
+  const __m256i a = _mm256_cvtps_epi32(vf_mul(vf_load(x), vf_set1(one))),
+                b = _mm256_cvtps_epi32(vf_mul(vf_load(x + 8), vf_set1(one)));
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)q, _mm_xor_si128(bytes, _mm_set1_epi8((char)0x80)));
+}
+#endif
+
+int64_t R16_INT8_FN(r16_columns_bytes)(const r16_product *p) {
+  const r16_columns c = r16_columns_in(NULL, p);
+  const int64_t bytes = pg_plus(pg_times(pg_times(c.n_groups, R16_WIDTH), c.k), 63) / 64 * 64;
+  return pg_plus(bytes, pg_times(pg_times(c.n_groups, c.n_strips), sizeof(r16_numbers)));
+}
+
+void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
+  const r16_quad g = r16_quad_of(c, p, share);
+  for (int64_t s = share.first; s < share.last && g.n; s++) {
+    const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
+    const r16_byte_columns to = r16_bytes_at(c, share.group, s);
+    r16_numbers *of = to.numbers;
+    _Alignas(64) uint8_t four[R16_QUAD][2 * KC];
+    for (int j = 0; j < R16_QUAD; j++) {
+      const int64_t column = share.column + j;
+      float x[KC];
+      r16_rounding r;
+      if (j < g.n) r16_get(x, p, &g, j, k0, n);
+      const r16_step step = j < g.n ? r16_round(x, n, &r) : (r16_step){0, 0};
+      if (step.inv == 0) { // the result is 0 or NaN: the integers do not matter, as long as they are any
+        memset(&r, 0, sizeof r);
+        memset(x, 0, sizeof x);
+      }
+      of->steps[column] = step.d;
+      for (int64_t h = 0; h < n / R16_PART; h++) {
+        put_part(four[j] + h * R16_PART, x + h * R16_PART, r.ones[h]);
+        const int32_t factor = (int32_t)r.factors[h];
+        of->factors[h][column] = TWICE(factor);
+        of->sums[0][h][column] = r.sums[h] * r.factors[h];
+        if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
+      }
+    }
+    put_4_columns((int16_t *)to.bytes, (const int16_t(*)[KC])four, NT, n / 4);
+  }
+}

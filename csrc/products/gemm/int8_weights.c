@@ -1,0 +1,97 @@
+// Unpack repacked weights to a panel of codes in bytes, a strip of a group of 16 rows at a time.
+#define R16_INT8
+#include "products/gemm/gemm.h"
+#include "products/gemm/next.h"
+
+enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N };
+
+typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
+
+// sum + 128 times the codes of each row; without VNNI in words, of two codes each.
+PG_INLINE vi add_128_times(vi sum, vi codes) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(sum, vi_set1_i8(0x80), codes);
+#else
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(vi_set1_i8(0x80), codes));
+#endif
+}
+PG_INLINE vi negative(vi sum) {
+#if defined(__AVX512VNNI__)
+  return (vi)((rows)vi_zero() - (rows)sum);
+#else
+  return vi_sub_16(vi_zero(), sum);
+#endif
+}
+
+// n units of a group, for the VF_N rows of a part: rows `row` .. of the panel.
+PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
+  const int halves = r16_halves(f), head_bytes = r16_head_bytes(f), sum_units = r16_sum_units(f);
+  const int run = PG_MAX(1, r16_run_of(f)); // formats that have none do not come here
+  int8_t(*to)[TILE_ROWS][4] = (int8_t(*)[TILE_ROWS][4])panel->codes[0][row];
+  int32_t(*less)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->less[0] + row);
+  float(*scale)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->scales[0] + row);
+  float(*shift)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->shifts[0] + row);
+  int32_t(*whole)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->whole[0] + row);
+  for (int u = 0; u < n; u++, to += R16_QUARTETS) {
+    const uint8_t *block = group + u / f.units * r16_block_bytes(f);
+    const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
+    const r16_head h = r16_head_of(f, head_bytes ? vf_load_f16(block + part * VF_N * 2) : vf_set1(1.0f),
+                                   head_bytes == 64 ? vf_load_f16(block + 32 + part * VF_N * 2) : vf_zero());
+    const r16_unit_scales w = r16_scales_of(f, h, unit + r16_lines(f) * R16_LINE + part * VF_N);
+    for (int i = 0; i < halves; i++) {
+      const vi one = f.scales > R16_D_M ? w.whole[i] : vi_set1(1);
+      if (r16_shift_elements(f)) vf_store(*shift++, w.shift[i]);
+      if (r16_sums_units(f))
+        memcpy(*whole++, &one, sizeof one);
+      else
+        vf_store(*scale++, w.scale[i]);
+    }
+    if (r16_sums_units(f) && u % sum_units == 0) vf_store(*scale++, h.d);
+    vi sum = vi_zero();
+    _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
+      const vi q = (vi)((lane_bytes)r16_quartet(f, unit, part, p) - (uint8_t)f.offset);
+      memcpy(to[p], &q, sizeof q);
+      sum = add_128_times(p % run ? sum : vi_zero(), q);
+      const vi all = negative(sum);
+      if (p % run == run - 1) memcpy(*less++, &all, sizeof all);
+    }
+  }
+}
+
+#define X(name, ...)                                                                                                   \
+  static void put_##name(const uint8_t *group, int n, r16_panel *panel, int row) {                                     \
+    for (int part = 0; part < PARTS; part++) put_part(r16_##name, group, n, part, panel, row + part * VF_N);           \
+  }
+R16_FORMATS(X)
+#undef X
+
+typedef void (*put_fn)(const uint8_t *group, int n, r16_panel *panel, int row);
+
+#define X(name, ...) [PG_##name] = put_##name,
+static const put_fn put_of[] = {R16_FORMATS(X)};
+#undef X
+
+void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
+  panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);
+  const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
+  panel->n_units = nk / R16_UNIT;
+  panel->sum_units = r16_sum_units(p->f);
+  panel->has_shifts = r16_shift_elements(p->f) > 0;
+  uint8_t own[UNITS * R16_UNIT_MAX];
+  for (int j = 0; j < TILE_GROUPS; j++) {
+    const int64_t g = tile * TILE_GROUPS + j;
+    const int row = j * R16_ROWS;
+    if (g < n_groups) {
+      put_of[p->f.type](r16_group_at(p, g, k0, nk, own), (int)panel->n_units, panel, row);
+      continue;
+    }
+    // nobody reads the results
+    for (int i = 0; i < nk / 4; i++) memset(panel->codes[i][row], 0, R16_ROWS * 4);
+    for (int i = 0; i < 2 * R16_PARTS; i++) memset(panel->less[i] + row, 0, R16_ROWS * sizeof(int32_t));
+    for (int i = 0; i < R16_PARTS; i++) {
+      memset(panel->scales[i] + row, 0, R16_ROWS * sizeof(float));
+      memset(panel->shifts[i] + row, 0, R16_ROWS * sizeof(float));
+      memset(panel->whole[i] + row, 0, R16_ROWS * sizeof(int32_t));
+    }
+  }
+}
