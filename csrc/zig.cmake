@@ -1,12 +1,18 @@
-# A toolchain: the C compiler of the `ziglang` package, which has the headers and libraries of every system. Needs
-# PG_TARGET (as x86_64-windows-gnu, aarch64-macos, x86_64-linux-musl) and PG_ZIG, the program zig. Windows' wheels are
-# built with it (pyproject.toml), and tests/cross.sh builds for all systems.
-foreach(NAME PG_TARGET PG_ZIG)
-  if(NOT DEFINED ${NAME})
-    set(${NAME} $ENV{${NAME}})
-  endif()
-  set(ENV{${NAME}} ${${NAME}}) # CMake reads this file again, without our variables, to try the compiler
-endforeach()
+# A toolchain: the C compiler of the `ziglang` package, which has the headers and libraries of every system. pip builds
+# with it on Windows (pyproject.toml), and tests/cross.sh for all systems. PG_ZIG is the program, PG_TARGET the target,
+# as x86_64-windows-gnu; without them: ziglang of this Python, and this machine's Windows.
+if(NOT DEFINED ENV{PG_ZIG})
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c "import os, sysconfig, ziglang; print(os.path.dirname(ziglang.__file__).replace(chr(92), '/') + '/zig;' + sysconfig.get_platform().split('-')[-1])"
+    OUTPUT_VARIABLE ZIG OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  list(POP_BACK ZIG MACHINE)
+  set(ENV{PG_ZIG} ${ZIG}) # CMake reads this file again, without our variables, to try the compiler
+  string(REPLACE amd64 x86_64 MACHINE ${MACHINE})
+  string(REPLACE arm64 aarch64 MACHINE ${MACHINE})
+  set(ENV{PG_TARGET} ${MACHINE}-windows-gnu)
+endif()
+set(PG_ZIG $ENV{PG_ZIG})
+set(PG_TARGET $ENV{PG_TARGET})
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR ${PG_TARGET})
 if(PG_TARGET MATCHES windows)
   set(CMAKE_SYSTEM_NAME Windows)

@@ -2,6 +2,7 @@
 // before. Between two ops the executor compares the count with the count at the start of the run.
 #define _GNU_SOURCE
 #include <signal.h>
+#include <stddef.h>
 
 #include "os/interrupt.h"
 #include "os/thread.h"

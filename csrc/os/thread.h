@@ -1,5 +1,5 @@
-// Threads, locks, and waiting until a number in memory changes. posix.c and windows.c have the threads, linux.c, macos.c
-// and windows.c the waiting; locks (lock.c) are made of it.
+// Threads, locks, and waiting until a number in memory changes. posix.c and windows.c have the threads, linux.c,
+// macos.c and windows.c the waiting; locks (lock.c) are made of it.
 #pragma once
 #include <stdint.h>
 
@@ -31,5 +31,6 @@ void pg_thread_yield(void);                   // let another thread have this CP
 void pg_os_wait(const int32_t *word, int32_t value);
 void pg_os_wake_all(const int32_t *word); // call it after changing *word: wakes all threads that sleep on it
 
-// Functions to be called around a fork of this process, in the parent before and after it, and in the child. NULL: none.
+// Functions to be called around a fork of this process, in the parent before and after it, and in the child. NULL:
+// none.
 void pg_on_fork(void (*before)(void), void (*parent)(void), void (*child)(void));

@@ -26,6 +26,7 @@ from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
 from pyggml.scope import no_scope
 from pyggml.stream.sizes import memory_size
+from pyggml.system.memory import in_child
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -549,5 +550,4 @@ def _close_all() -> None:
         ctx.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_all)  # a child would write into its parent's cache file
+in_child(_close_all)  # a child would write into its parent's cache file
