@@ -63,7 +63,7 @@ for PG_TARGET in "$@"; do
   (cd "$build" && ls -s --block-size=K _pggml.*)
   link=(-lm)
   [[ $PG_TARGET != *linux* ]] || link+=(-static)
-  [[ $PG_TARGET != *windows* ]] || link+=(-lsynchronization)
+  [[ $PG_TARGET != *windows* ]] || link+=(-lapi-ms-win-core-synch-l1-2-0)
   mapfile -t objects < <(find "$build/CMakeFiles" -path '*.dir/*.o*' ! -path '*/_pggml.dir/*' ! -name '*.d')
   runner=$(runner_of "$PG_TARGET")
   for source in tests/pool_test.c tests/cross/replay.c; do
