@@ -37,10 +37,10 @@ python_of() {
   mkdir -p "$made"
   cp -r "$headers/." tests/cross/pyconfig.h "$made"
   printf '%s\n' 'LIBRARY python3.dll' EXPORTS Py{Arg_UnpackTuple,Err_Occurred,Eval_RestoreThread,Eval_SaveThread} \
-    PyFloat_{AsDouble,FromDouble} PyImport_ImportModule PyLong_{FromLong,FromVoidPtr} \
+    PyFloat_{AsDouble,FromDouble} PyImport_ImportModule PyLong_{FromLong,FromLongLong,FromVoidPtr} \
     PyObject_{CallMethod,Free,Malloc} _Py_Dealloc '_Py_NoneStruct DATA' > "$made/python3.def"
-  "$PG_ZIG" dlltool -m $machine -d "$made/python3.def" -l "$made/libpython3.a"
-  echo "-DPython_INCLUDE_DIR=$made" "-DPython_SABI_LIBRARY=$made/libpython3.a"
+  "$PG_ZIG" dlltool -m $machine -d "$made/python3.def" -l "$made/libpython3.dll.a"
+  echo "-DPython_INCLUDE_DIR=$made" "-DPython_SABI_LIBRARY=$made/libpython3.dll.a"
 }
 
 # The command that runs a target's programs here; nothing when there is none.

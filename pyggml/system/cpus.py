@@ -34,13 +34,13 @@ def _allowed() -> set[int]:
 
 
 def _performance(allowed: Iterable[int], root: str) -> set[int]:
-    """The allowed CPUs that are no efficiency cores; empty when there is only one kind, or the system does not tell."""
+    """The allowed CPUs that the system does not call efficiency cores."""
     listed = _text(root, "sys/devices/cpu_core/cpus")  # x86 with two kinds of cores
     if listed:
         return set(allowed) & set(_cpus_of(listed))
-    capacity = {i: int(_text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") or 0) for i in allowed}  # Arm
-    most = max(capacity.values(), default=0)
-    return {i for i, n in capacity.items() if n >= _EFFICIENT * most} if most else set()
+    told = {i: _text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") for i in allowed}  # Arm, and newer kernels
+    most = max((int(n) for n in told.values() if n), default=0)
+    return {i for i, n in told.items() if not n or int(n) >= _EFFICIENT * most}
 
 
 def _cpus_of(listed: str) -> Iterator[int]:

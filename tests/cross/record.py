@@ -16,14 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from struct import pack
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
 import pyggml as gg
 from pyggml.backends.cpu import backend, isa_levels
 from pyggml.backends.cpu.isa import table_of
-from pyggml.backends.cpu.lower import _OP_SIZE  # pyright: ignore[reportPrivateUsage]
+from pyggml.backends.cpu.lower import _DST, _OP_SIZE, _PARAM, _TENSOR  # pyright: ignore[reportPrivateUsage]
 from pyggml.buffers.buffer import Buffer
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.native import ffi, lib
@@ -42,14 +41,15 @@ class _Recording:
 
     def pg_plan_run(self, p: Any, values: Any, n_threads: int, watch: bool) -> int:
         work = int(ffi.cast("intptr_t", p.ops[0].task.work))
-        places = [(at, n) for at, n in _blocks() if at != work]
+        ops = np.frombuffer(ffi.buffer(p.ops, p.n_ops * _OP_SIZE), np.uint8).reshape(-1, _OP_SIZE)
+        used = np.unique(ops.view(np.int64)[:, _DST // 8 : _PARAM // 8 : _TENSOR.size // 8])
+        places = [(at, n) for at, n in _blocks() if at != work and np.any((used >= at) & (used < at + n))]
         blocks = [(at, np.frombuffer(ffi.buffer(ffi.cast("char *", at), n), np.uint8)) for at, n in places]
         before = [memory.copy() for _, memory in blocks]
         status = lib.pg_plan_run(p, values, n_threads, watch)
         if status:
             return status
         names = {k.address: k.symbol for level in isa_levels() for rows in table_of(level).values() for _, k in rows}
-        ops = np.frombuffer(ffi.buffer(p.ops, p.n_ops * _OP_SIZE), np.uint8).reshape(-1, _OP_SIZE)
         records = [op.tobytes() + names[int(op[:8].view(np.int64)[0])].encode().ljust(64, b"\0") for op in ops]
         memories: list[bytes] = []
         for (at, after), was in zip(blocks, before, strict=True):
@@ -60,7 +60,7 @@ class _Recording:
         return status
 
 
-_buffers: WeakSet[Buffer] = WeakSet()
+_buffers: list[Buffer] = []
 
 
 def _blocks() -> Iterator[tuple[int, int]]:
@@ -88,7 +88,7 @@ def main(out: str) -> None:
 
     def remember(self: Buffer, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _buffers.add(self)
+        _buffers.append(self)
 
     Buffer.__init__ = remember
     backend.lib = recording = _Recording()
@@ -97,7 +97,7 @@ def main(out: str) -> None:
             for recording.level in isa_levels():
                 os.environ["PYGGML_ISA"] = recording.level
                 with gg.load_model(path) as model:
-                    ctx = gg.LlamaContext(model)
+                    ctx = gg.LlamaContext(model, n_ctx=64, n_ubatch=40)
                     ctx.decode(list(range(40)))
                     ctx.decode([3])
     Path(out).write_bytes(pack("<Q", len(recording.plans)) + b"".join(recording.plans))
