@@ -18,6 +18,7 @@ if(PG_TARGET MATCHES windows)
   set(CMAKE_SYSTEM_NAME Windows)
 elseif(PG_TARGET MATCHES macos)
   set(CMAKE_SYSTEM_NAME Darwin)
+  set(CMAKE_INSTALL_NAME_TOOL install_name_tool) # CMake wants to know of one, and uses it when it installs
 else()
   set(CMAKE_SYSTEM_NAME Linux)
 endif()

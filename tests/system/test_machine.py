@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyggml.backends.cpu import isa
+from pyggml.native import lib
 from pyggml.system.machine import check_machine
 
 
@@ -20,3 +22,18 @@ def test_what_it_does_not_run_on(monkeypatch: pytest.MonkeyPatch, what: str, val
     monkeypatch.setattr(f"sys.{what}", value)
     with pytest.raises(ImportError, match=text):
         check_machine()
+
+
+def test_a_cpu_without_vectors_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class OldCPU:
+        def __getattr__(self, name: str) -> object:
+            return (lambda level: level == 0) if name == "pg_isa_supported" else getattr(lib, name)
+
+    isa.isa_levels.cache_clear()
+    monkeypatch.setattr(isa, "lib", OldCPU())
+    try:
+        with caplog.at_level("INFO", "pyggml"):
+            assert [*isa.isa_levels()] == ["generic"]
+    finally:
+        isa.isa_levels.cache_clear()
+    assert "AVX2" in caplog.text
