@@ -67,8 +67,10 @@ def in_child(call: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=call)
 
 
-def _windows_memory() -> tuple[int, int]:
-    """Bytes that the machine has, and that are free."""
-    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size (and the load in percent), then seven sizes
-    ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
-    return status[1], status[2]
+if sys.platform == "win32":
+
+    def _windows_memory() -> tuple[int, int]:
+        """Bytes that the machine has, and that are free."""
+        status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: its size (and the load in percent), then seven sizes
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return status[1], status[2]
