@@ -39,7 +39,7 @@ def compute(
 
     The graph is planned once per backend, and again when it has grown or has other outputs, but not for other values of
     Vars. Results stay readable until it runs again. A graph of little work runs on one thread, whatever `n_threads`
-    says (default: one per CPU). Raises GraphError for an input that is foreign to the graph, no leaf, or missing, and
+    says (default: one per core). Raises GraphError for an input that is foreign to the graph, no leaf, or missing, and
     for one that was set for other values of its Vars; ShapeError for shapes that do not fit; BackendError when a kernel
     refuses its data.
 

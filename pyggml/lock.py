@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from _thread import RLock, get_ident
 from collections.abc import Callable
 from functools import wraps
@@ -11,6 +10,7 @@ from typing import Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 from weakref import WeakSet
 
 from .errors import BackendError, GraphError
+from .system.memory import in_child
 
 
 class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
@@ -45,7 +45,7 @@ def _in_child() -> None:
             lock.__class__ = _Lost
 
 
-os.register_at_fork(after_in_child=_in_child)
+in_child(_in_child)
 
 
 _acting = local()

@@ -9,13 +9,14 @@ from typing import IO, Any
 
 from . import limits
 from .errors import GGMLError
+from .system.files import READ
 
 
 def open_regular(path: str | Path, error: type[GGMLError]) -> IO[bytes]:
     """The regular file `path`, open for reading. Raises `error` when it is not a regular file (a FIFO would block, a
     device may never end) and for what no file can be called, OSError when it cannot be opened."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, READ)
     except ValueError:  # a NUL, or half of a character of UTF-16
         raise error(f"{os.fspath(path)!r}: no file can be called so") from None
     try:

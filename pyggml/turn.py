@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from _thread import RLock
 from collections.abc import Mapping
 from functools import cached_property
@@ -12,6 +11,7 @@ from weakref import ref
 from .errors import GraphError
 from .graph import Graph
 from .lock import Lock, acting_thread
+from .system.memory import in_child
 from .tensor import FLAG_STORE, Tensor
 from .var import Var, vars_of
 
@@ -96,4 +96,4 @@ class Turn(RLock):  # pyright: ignore[reportGeneralTypeIssues]
         return {var for t in tensors for var in vars_of(*t.ne, *t.nb, t.view_offs)}
 
 
-os.register_at_fork(after_in_child=Turn.forked)
+in_child(Turn.forked)

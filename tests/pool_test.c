@@ -1,11 +1,11 @@
 // The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth,
 // one plan that several threads run, and when short runs stay on one thread.
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "exec/exec.h"
+#include "os/thread.h"
 
 enum { N = 4096 };
 
@@ -88,11 +88,12 @@ static int finish(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-static void *caller(void *arg) {
+static int32_t n_failed;
+
+static void caller(void *arg) {
   const int64_t var = (int64_t)(size_t)arg * 1000;
   for (int r = 0; r < RUNS; r++)
-    if (pg_plan_run(&both.plan, &var, both.n_threads, 1)) return arg;
-  return NULL;
+    if (pg_plan_run(&both.plan, &var, both.n_threads, 1)) __atomic_add_fetch(&n_failed, 1, __ATOMIC_RELAXED);
 }
 
 // Threads that run one plan, each with a value of its own, take turns.
@@ -111,15 +112,11 @@ static int together(int n_threads) {
   both.plan = (pg_plan){.ops = ops, .n_ops = 8, .binds = &bind, .n_binds = 1, .chunks = counters};
   both.n_threads = n_threads;
   both.wrong = 0;
-  pthread_t thread[CALLERS];
-  for (size_t i = 0; i < CALLERS; i++) pthread_create(&thread[i], NULL, caller, (void *)(i + 1));
-  int failed = 0;
-  for (int i = 0; i < CALLERS; i++) {
-    void *bad;
-    pthread_join(thread[i], &bad);
-    failed += bad != NULL;
-  }
-  return failed || both.wrong;
+  pg_thread thread[CALLERS];
+  for (size_t i = 0; i < CALLERS; i++)
+    if (pg_thread_begin(&thread[i], caller, (void *)(i + 1))) return 1;
+  for (int i = 0; i < CALLERS; i++) pg_thread_join(&thread[i]);
+  return n_failed || both.wrong;
 }
 
 // Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: how much longer the

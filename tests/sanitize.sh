@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 python=$(command -v python)
 
 echo "-- TSAN: the thread pool"
-gcc -std=gnu11 -g -O1 -fsanitize=thread -Wno-tsan -Icsrc tests/pool_test.c csrc/exec/pool.c csrc/exec/exec.c csrc/exec/interrupt.c csrc/exec/mapped.c csrc/exec/pace.c -o "$work/pool_test" -pthread
+gcc -std=gnu11 -g -O1 -fsanitize=thread -Wno-tsan -Icsrc tests/pool_test.c csrc/exec/pool.c csrc/exec/exec.c csrc/exec/pace.c csrc/os/{linux,lock,posix,posix_interrupt,posix_mapped}.c -o "$work/pool_test" -pthread
 TSAN_OPTIONS=halt_on_error=1 setarch "$(uname -m)" -R "$work/pool_test"
 
 echo "-- ASAN + UBSAN: the library"

@@ -47,7 +47,7 @@ Ram = Annotated[
         check=memory_size,
     ),
 ]
-Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: all CPUs).", min=1)]
+Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: one per core).", min=1)]
 Config = Annotated[
     Optional[Path],
     Option("--config", help="YAML file with options by their long names (the command line counts more).", config=True),

@@ -1,12 +1,10 @@
 // Run a lowered plan. The leader goes through the ops; a team of workers takes part in ops that can be shared.
-#define _GNU_SOURCE
-#include <linux/futex.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "exec/exec.h"
+#include "os/clock.h"
+#include "os/interrupt.h"
+#include "os/thread.h"
 
 void pg_cpu_pause(void) {
 #if defined(__x86_64__)
@@ -18,12 +16,8 @@ void pg_cpu_pause(void) {
 #endif
 }
 
-static void futex_wait(const int32_t *word, int32_t value) {
-  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
-}
-
 void pg_sleep_while(const int32_t *word, int32_t value) {
-  while (__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) futex_wait(word, value);
+  while (__atomic_load_n(word, __ATOMIC_SEQ_CST) == value) pg_os_wait(word, value);
 }
 
 void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers) {
@@ -36,10 +30,8 @@ void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers) {
   __atomic_sub_fetch(sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
-void pg_wake_all(const int32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0); }
-
 void pg_wake(int32_t *word, int32_t *sleepers) {
-  if (__atomic_load_n(sleepers, __ATOMIC_SEQ_CST)) pg_wake_all(word);
+  if (__atomic_load_n(sleepers, __ATOMIC_SEQ_CST)) pg_os_wake_all(word);
 }
 
 void pg_sync(const pg_task *t, int nth) {
@@ -68,12 +60,6 @@ static void plan_fail(pg_plan *p, int32_t status, int64_t op, int64_t detail) {
 int pg_fail(const pg_task *t, enum pg_status s, int64_t detail) {
   plan_fail(t->plan, s, t->index, detail);
   return s;
-}
-
-int64_t pg_now_ns(void) {
-  struct timespec ts;
-  clock_gettime(CLOCK_MONOTONIC, &ts);
-  return ts.tv_sec * 1000000000LL + ts.tv_nsec;
 }
 
 static _Thread_local int walking; // this thread is running a plan

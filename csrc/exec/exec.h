@@ -5,12 +5,10 @@
 enum { PG_SPINS = 2000 }; // pauses before a waiting thread goes to sleep, about 10 us
 
 void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth); // thread ith's share of op i
-int64_t pg_now_ns(void);
 void pg_cpu_pause(void);
 void pg_sleep_while(const int32_t *word, int32_t value);             // until *word != value
 void pg_wait_while(int32_t *word, int32_t value, int32_t *sleepers); // the same, but spin for a while first
 void pg_wake(int32_t *word, int32_t *sleepers); // call it after changing *word: wakes the threads that sleep on it
-void pg_wake_all(const int32_t *word);          // the same, without a count of the sleepers
 
 // The leader of a plan and the workers that take part. Workers join and leave between two ops.
 typedef struct pg_team {
@@ -29,8 +27,3 @@ void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers); // as pg_wai
 // Decide whether the next run of a plan uses one thread; and note how long a run took (`late`: workers were late).
 int pg_pace_alone(const pg_pace *p);
 void pg_pace_ran(pg_pace *p, int64_t n_threads, int64_t began, int64_t now, int late);
-
-// Watch for SIGINT while a long plan runs (interrupt.c). Calls nest; the handler that was set before is called as well.
-int32_t pg_interrupt_watch(void); // returns pg_interrupts()
-void pg_interrupt_release(void);
-int32_t pg_interrupts(void); // how often SIGINT came while a plan watched

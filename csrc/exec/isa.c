@@ -1,8 +1,6 @@
 // Find out which instruction sets this binary has code for, and which of them this CPU and OS can run. A level's table
 // holds the kernels compiled for it; the binding looks for all others in the levels below (backends/cpu/isa.py).
-#define _GNU_SOURCE
-#include <string.h>
-
+#include "os/cpu.h"
 #include "pg.h"
 #include "products/borders.h"
 
@@ -28,12 +26,8 @@ int pg_cpu_is_amd;
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <pthread.h>
-#include <setjmp.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "os/thread.h"
 #include "simd/amx.h"
 
 __attribute__((constructor)) static void isa_know_cpu(void) { // only once: it takes long on a virtual machine
@@ -67,72 +61,36 @@ static int cpu_has_avx512vnni(void) {
   return cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
-// Ask Linux for tile registers. It then allows them in all threads of the process and in its children.
-static int may_use_tiles(void) {
-  enum { ARCH_GET_XCOMP_PERM = 0x1022, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  uint64_t permitted = 0;
-  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0 &&
-         syscall(SYS_arch_prctl, ARCH_GET_XCOMP_PERM, &permitted) == 0 && (permitted >> XTILEDATA & 1);
-}
-
-static sigjmp_buf no_tiles;
-static void on_sigill(int signal) { siglongjmp(no_tiles, 1); }
-
 // Test one product of tiles of ones, in case a virtual machine announces tiles that do not work.
 static int tiles_work(void) {
-  const struct sigaction leave = {.sa_handler = on_sigill};
-  struct sigaction before;
   float sums[16][16] = {{0}};
   uint16_t ones[16][32];
   for (int i = 0; i < 16 * 32; i++) ones[i / 32][i % 32] = 0x3f80;
-  if (sigaction(SIGILL, &leave, &before)) return 0;
-  if (!sigsetjmp(no_tiles, 1)) {
-    TILES_BEGIN();
-    TILE_LOAD(0, ones, 64);
-    TILE_LOAD(1, ones, 64);
-    TILE_ZERO(2);
-    TILE_DOT(2, 0, 1);
-    TILE_STORE(2, sums, 64);
-    TILES_END();
-  }
-  sigaction(SIGILL, &before, NULL);
+  TILES_BEGIN();
+  TILE_LOAD(0, ones, 64);
+  TILE_LOAD(1, ones, 64);
+  TILE_ZERO(2);
+  TILE_DOT(2, 0, 1);
+  TILE_STORE(2, sums, 64);
+  TILES_END();
   return sums[0][0] == 32 && sums[15][15] == 32;
 }
 
 static int tiles;
-static void try_tiles(void) { tiles = may_use_tiles() && tiles_work(); }
+static void try_tiles(void) { tiles = pg_os_try_tiles(tiles_work); }
 
 static int cpu_has_amx(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT; // one thread at a time: all share the handler of SIGILL
+  static pg_once once; // one thread at a time: all share the handler of SIGILL
   uint32_t a, b, c, d;
   const uint32_t bf16_tile = 1u << 22 | 1u << 24;
   if (!cpu_has_avx512vnni() || (cpu_xcr0() >> 17 & 3) != 3) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
-  pthread_once(&once, try_tiles);
+  pg_do_once(&once, try_tiles);
   return tiles;
 }
 #elif defined(__aarch64__)
-#if defined(__linux__)
-#include <sys/auxv.h>
-static int cpu_has_dotprod(void) {
-  enum { ASIMDDP = 1 << 20 };
-  return (getauxval(AT_HWCAP) & ASIMDDP) != 0;
-}
-static int cpu_has_i8mm(void) {
-  enum { I8MM = 1 << 13 };
-  return cpu_has_dotprod() && (getauxval(AT_HWCAP2) & I8MM) != 0;
-}
-#else
-#include <sys/sysctl.h>
-static int cpu_has(const char *feature) {
-  int has = 0;
-  size_t n = sizeof has;
-  return !sysctlbyname(feature, &has, &n, NULL, 0) && has;
-}
-static int cpu_has_dotprod(void) { return cpu_has("hw.optional.arm.FEAT_DotProd"); }
-static int cpu_has_i8mm(void) { return cpu_has_dotprod() && cpu_has("hw.optional.arm.FEAT_I8MM"); }
-#endif
+static int cpu_has_i8mm(void) { return pg_os_has_dotprod() && pg_os_has_i8mm(); }
 #endif
 
 static const struct {
@@ -149,7 +107,7 @@ static const struct {
     {"amx", cpu_has_amx, pg_table__amx, &pg_table_size__amx},
 #elif defined(__aarch64__)
     {"neon", isa_always, pg_table__neon, &pg_table_size__neon},
-    {"dotprod", cpu_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
+    {"dotprod", pg_os_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
     {"i8mm", cpu_has_i8mm, pg_table__i8mm, &pg_table_size__i8mm},
 #endif
 };

@@ -1,13 +1,9 @@
 // The persistent thread pool. The thread that runs a plan is its leader; it shares each op with the workers that are
 // awake. It waits once per run for workers that are still waking up. A worker that lost its CPU to another process
 // rests for a while: otherwise every op would wait for it (docs/threads.md has measurements).
-#define _GNU_SOURCE
-#include <pthread.h>
-#include <sched.h>
-#include <signal.h>
-#include <time.h>
-
 #include "exec/exec.h"
+#include "os/clock.h"
+#include "os/thread.h"
 
 // The states of a worker, in its `claim`. NAPPING: it fell asleep while a plan runs that it may still join; the leader
 // may claim it as if it were IDLE. FIRST_CLAIM and greater: it takes part in every step, beginning with `from`. Each
@@ -32,8 +28,8 @@ typedef struct worker {
 } worker;
 
 static struct {
-  pthread_mutex_t turn; // one plan at a time
-  pthread_t thread[PG_MAX_THREADS];
+  pg_lock turn; // one plan at a time
+  pg_thread thread[PG_MAX_THREADS];
   int n_workers;
   int32_t running; // a plan runs that wants workers
   // the step under way: one op, and the workers that take part in it (members)
@@ -46,7 +42,7 @@ static struct {
   int32_t arrived, arrived_sleepers; // how many members have done the step
   char pad3[64];
   worker worker[PG_MAX_THREADS];
-} pool = {.turn = PTHREAD_MUTEX_INITIALIZER};
+} pool;
 
 static _Thread_local worker *self; // set in a worker
 static _Thread_local pg_team *led; // set in a leader
@@ -81,7 +77,7 @@ static int32_t worker_await_claim(worker *w) {
   }
 }
 
-static void *worker_main(void *arg) {
+static void worker_main(void *arg) {
   worker *w = self = arg;
   for (int32_t claim; (claim = worker_await_claim(w)) != QUIT;) {
     for (int32_t step = pool_load(&w->from);; step = next_step(step)) {
@@ -93,30 +89,20 @@ static void *worker_main(void *arg) {
       if (__atomic_add_fetch(&pool.arrived, 1, __ATOMIC_SEQ_CST) == n) pg_wake(&pool.arrived, &pool.arrived_sleepers);
     }
   }
-  return NULL;
 }
 
 // A forked child has none of the parent's threads: it starts with an empty pool.
 static void pool_in_child(void) {
-  pthread_mutex_init(&pool.turn, NULL);
+  pool.turn = (pg_lock){0};
   pool.n_workers = pool.running = pool.step_sleepers = pool.arrived_sleepers = 0;
 }
 
-__attribute__((constructor)) static void pool_follow_forks(void) { pthread_atfork(NULL, NULL, pool_in_child); }
+__attribute__((constructor)) static void pool_follow_forks(void) { pg_on_fork(NULL, NULL, pool_in_child); }
 
-// Start worker `i`. It blocks all signals except those that its own instructions raise, so that the program's threads
-// get the others.
 static int worker_start(int i) {
   worker *w = pool.worker + i;
   *w = (worker){.claim = WAKING, .claims = w->claims};
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP};
-  for (size_t k = 0; k < sizeof own / sizeof *own; k++) sigdelset(&blocked, own[k]);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  const int failed = pthread_create(&pool.thread[i], NULL, worker_main, w);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  return failed ? PG_E_NOMEM : PG_OK;
+  return pg_thread_begin(&pool.thread[i], worker_main, w) ? PG_E_NOMEM : PG_OK;
 }
 
 static int pool_grow(int n_workers) {
@@ -129,7 +115,7 @@ static int pool_grow(int n_workers) {
 // -- the leader's part
 
 int pg_pool_begin(pg_team *t, pg_plan *p) {
-  pthread_mutex_lock(&pool.turn);
+  pg_lock_take(&pool.turn);
   t->n = t->late = t->met = t->n_rests = 0;
   t->wanted = (int32_t)p->n_threads - 1;
   t->began = pg_now_ns();
@@ -141,7 +127,7 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
     if (t->began - w->until > (int64_t)REST_NS << (w->rests + 1)) w->rests = 0;
-    if (pool_swap(&w->claim, ASLEEP, WAKING) || pool_swap(&w->claim, NAPPING, WAKING)) pg_wake_all(&w->claim);
+    if (pool_swap(&w->claim, ASLEEP, WAKING) || pool_swap(&w->claim, NAPPING, WAKING)) pg_os_wake_all(&w->claim);
   }
   return status;
 }
@@ -167,7 +153,7 @@ static void team_meet(pg_team *t) {
       if (k < PG_SPINS) {
         pg_cpu_pause();
       } else {
-        sched_yield(); // perhaps the worker waits for this very CPU
+        pg_thread_yield(); // perhaps the worker waits for this very CPU
         waited = pg_now_ns() - from;
       }
     }
@@ -186,7 +172,7 @@ static void team_gather(pg_team *t) {
     pool_store(&w->from, next_step(pool.step));
     pool_store(&w->rank, t->n + 1);
     if (!pool_swap(&w->claim, claim, FIRST_CLAIM + w->claims)) continue;
-    if (claim == NAPPING) pg_wake_all(&w->claim);
+    if (claim == NAPPING) pg_os_wake_all(&w->claim);
     t->member[t->n++] = i;
   }
 }
@@ -201,13 +187,6 @@ static void team_dismiss(pg_team *t) {
   t->n = t->late = 0;
 }
 
-static int64_t worker_cpu_ns(int i) {
-  clockid_t clock;
-  struct timespec ts;
-  if (pthread_getcpuclockid(pool.thread[i], &clock) || clock_gettime(clock, &ts)) return 0;
-  return ts.tv_sec * 1000000000LL + ts.tv_nsec;
-}
-
 // Wait for members that are late. A member must rest when it did not run for half of that time, and the leader alone
 // would have finished the op as soon: then another process has the member's CPU.
 static void team_wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sleepers) {
@@ -218,7 +197,7 @@ static void team_wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sl
     const worker *w = pool.worker + t->member[k];
     if (pool_load(&w->waits) || pool_load(&w->done) == pool.step) continue;
     late[n] = t->member[k];
-    cpu[n] = worker_cpu_ns(late[n]);
+    cpu[n] = pg_thread_cpu_ns(&pool.thread[late[n]]);
     n++;
   }
   pg_wait_while(word, value, sleepers);
@@ -226,7 +205,7 @@ static void team_wait_late(pg_team *t, int32_t *word, int32_t value, int32_t *sl
   if (waited < LATE_NS || waited <= from - t->began) return;
   for (int i = 0; i < n; i++) {
     worker *w = pool.worker + late[i];
-    if (worker_cpu_ns(late[i]) - cpu[i] >= waited / 2) continue;
+    if (pg_thread_cpu_ns(&pool.thread[late[i]]) - cpu[i] >= waited / 2) continue;
     if (worker_rest(t, w, now)) t->late = 1;
   }
 }
@@ -272,16 +251,16 @@ void pg_pool_end(pg_team *t) {
   team_dismiss(t);
   __atomic_store_n(&pool.running, 0, __ATOMIC_SEQ_CST);
   led = NULL;
-  pthread_mutex_unlock(&pool.turn);
+  pg_lock_give(&pool.turn);
 }
 
 void pg_pool_stop(void) {
-  pthread_mutex_lock(&pool.turn);
+  pg_lock_take(&pool.turn);
   for (int i = 0; i < pool.n_workers; i++) {
     __atomic_store_n(&pool.worker[i].claim, QUIT, __ATOMIC_SEQ_CST);
-    pg_wake_all(&pool.worker[i].claim);
+    pg_os_wake_all(&pool.worker[i].claim);
   }
-  for (int i = 0; i < pool.n_workers; i++) pthread_join(pool.thread[i], NULL);
+  for (int i = 0; i < pool.n_workers; i++) pg_thread_join(&pool.thread[i]);
   pool.n_workers = 0;
-  pthread_mutex_unlock(&pool.turn);
+  pg_lock_give(&pool.turn);
 }

@@ -2,6 +2,8 @@
 // text that lies in the part not taken yet. When a cut has taken some of its bytes, the entry is put back with the next
 // shorter text of its place. Each cut does this to fewer places than it has bytes, so that there are n log n steps,
 // besides the lengths of texts.
+#include <stddef.h>
+
 #include "vocab/heap.h"
 #include "vocab/trie.h"
 #include "vocab/watch.h"

@@ -1,6 +1,6 @@
 // Notice Ctrl-C while a long text is read: once in many steps, compare the number of SIGINTs with that at the start.
 #pragma once
-#include "exec/exec.h"
+#include "os/interrupt.h"
 #include "vocab/vocab.h"
 
 enum { WATCH_STEPS = 1 << 20 };

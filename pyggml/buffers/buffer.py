@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from pyggml.errors import AllocError, GGUFError
+from pyggml.system.files import get_room
+from pyggml.system.memory import forget, free_memory, memory_size
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -21,22 +23,17 @@ IN_FILE = "CPU_FILE"  # the buffer type of host memory that the system may write
 def check_memory(size: int, what: str) -> None:
     """Raises AllocError when `what` needs more bytes than the machine has. The system would grant them, and kill the
     process when it uses them."""
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    have = memory_size()
     if size > have:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; this machine has {have / 2**30:.1f}")
 
 
 def check_free_memory(size: int, what: str) -> None:
-    """Raises AllocError when `what` needs more bytes than the machine has free (on Linux; else: than it has), see
+    """Raises AllocError when `what` needs more bytes than the machine has free (on macOS: than it has), see
     `check_memory`."""
     check_memory(size, what)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as f:
-            lines = dict(line.split(":", 1) for line in f)
-        free = sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
-    except (OSError, ValueError, LookupError):
-        return
-    if size > free:
+    free = free_memory()
+    if free is not None and size > free:
         raise AllocError(f"{what} needs {size / 2**30:.1f} GiB of memory; {free / 2**30:.1f} are free on this machine")
 
 
@@ -49,7 +46,7 @@ def file_memory(size: int) -> Bytes:
     folder = os.environ.get("TMPDIR") or ("/var/tmp" if os.path.isdir("/var/tmp") else tempfile.gettempdir())
     try:
         with tempfile.TemporaryFile(dir=folder) as f:
-            os.posix_fallocate(f.fileno(), 0, max(size, 1))  # now, or writing to it would kill the process
+            get_room(f.fileno(), max(size, 1))
             return np.frombuffer(mmap.mmap(f.fileno(), max(size, 1)), np.uint8)[:size]
     except (OSError, OverflowError, ValueError) as e:
         raise AllocError(f"cannot allocate {size} bytes of a file in {folder}: {e}") from None
@@ -140,13 +137,13 @@ class Buffer:
         owner: Any = self.memory if self.buft == "CPU_MMAP" else None  # its type is too narrow a hint
         while isinstance(owner, np.ndarray | memoryview):
             owner = owner.obj if isinstance(owner, memoryview) else owner.base
-        if not isinstance(owner, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
+        if not isinstance(owner, mmap.mmap):
             return
         start += self.base - np.frombuffer(owner, np.uint8).__array_interface__["data"][0]
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (start + n) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < last:
-            owner.madvise(mmap.MADV_DONTNEED, first, last - first)
+            forget(owner, first, last - first)
 
     def read(self, start: int, n: int) -> Bytes:
         """`n` bytes from `start` on: a view of them; of a device's memory a copy, which cannot be written to."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from pyggml.system.files import name_file, open_nameless, open_new, sync_folder, take_permissions
+
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_OUR_FILES = "/proc/self/fd"  # the folder of our open files, through which the nameless one gets its name
 
 
 class AtomicFile:
@@ -43,19 +42,17 @@ class AtomicFile:
             self._remove()
             raise
         try:
-            with suppress(FileNotFoundError):  # a new file has what the umask leaves
-                os.fchmod(self.file.fileno(), stat.S_IMODE(os.stat(self.path).st_mode) & 0o777)
+            take_permissions(self.file.fileno(), self.path)
         except BaseException:
             self.discard()
             raise
 
     def _create(self, path: str, flags: int) -> int:
         """The descriptor of a new file without a name, or called `path`."""
-        if os.path.isdir(_OUR_FILES):
-            with suppress(OSError, AttributeError):  # a file system, or a system, without O_TMPFILE
-                return os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_WRONLY, 0o666)
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        self._named = True
+        fd = open_nameless(os.path.dirname(path))
+        if fd is None:
+            fd = open_new(path)
+            self._named = True
         return fd
 
     def commit(self) -> None:
@@ -63,12 +60,9 @@ class AtomicFile:
         self.file.flush()
         os.fsync(self.file.fileno())
         if not self._named:
-            files = os.open(_OUR_FILES, os.O_RDONLY)
-            try:
-                os.link(str(self.file.fileno()), self._temporary, src_dir_fd=files)
-            finally:
-                os.close(files)
+            name_file(self.file.fileno(), self._temporary)
             self._named = True
+        self.file.close()  # Windows renames no open file
         os.replace(self._temporary, self.path)
         self._named = False
         sync_folder(os.path.dirname(self.path))
@@ -93,28 +87,3 @@ class AtomicFile:
                 self.commit()
         finally:
             self.discard()
-
-
-def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Write the names in a folder to disk, when its permissions and the file system allow that. Raises OSError when the
-    disk fails."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # a folder that may be written to and not read
-        return
-    try:
-        os.fsync(fd)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that does not sync folders
-            raise
-    finally:
-        os.close(fd)
-
-
-def sync_tree(folder: str | os.PathLike[str]) -> None:
-    """Write all files of a folder, and their names, to disk. Raises OSError when the disk fails."""
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with open(os.path.join(root, name), "rb") as f:
-                os.fsync(f.fileno())
-        sync_folder(root)

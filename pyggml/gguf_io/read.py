@@ -9,7 +9,6 @@ decoded when the whole file has been found sound.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import warnings
@@ -27,6 +26,7 @@ from pyggml.errors import GGUFError, path_name
 from pyggml.native.packing import unpacked
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
+from pyggml.system.memory import lock_pages
 
 Bytes = npt.NDArray[np.uint8]
 KVValue = int | float | bool | str | list[str] | npt.NDArray[Any]
@@ -172,12 +172,10 @@ def with_overrides(kv: Mapping[str, KVValue], overrides: Mapping[str, Override] 
 
 def lock_memory(array: npt.NDArray[Any]) -> bool:
     """Keep an array's pages in RAM (mlock). Failure is a RuntimeWarning and False: the model runs without it."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mlock(ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)) == 0:
-        return True
-    reason = os.strerror(ctypes.get_errno())
-    warnings.warn(f"cannot lock {array.nbytes} bytes of memory: {reason}; see ulimit -l", RuntimeWarning, stacklevel=2)
-    return False
+    reason = lock_pages(array.ctypes.data, array.nbytes)
+    if reason is not None:
+        warnings.warn(f"cannot lock {array.nbytes} bytes of memory: {reason}", RuntimeWarning, stacklevel=2)
+    return reason is None
 
 
 def _aligned_copy(data: Bytes) -> Bytes:

@@ -23,10 +23,10 @@ from pyggml.backends.quantize import dequantize
 from pyggml.codec import bf16_to_f32, f32_to_bf16
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
-from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader, open_model
 from pyggml.models import get_architecture
+from pyggml.system.files import sync_folder, sync_tree
 
 from .export_tokenizer import tokenizer_files
 from .families import families_of_arch

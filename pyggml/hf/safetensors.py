@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pyggml.buffers.buffer import MappedFile
 from pyggml.errors import ModelError
 from pyggml.small_file import open_regular, parse_json, read_json
+from pyggml.system.memory import forget
 
 Array = npt.NDArray[Any]
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -68,7 +69,7 @@ class StoredTensor:
     def release(self) -> None:
         """Give the tensor's pages of the mapping back; the next read reads the file again."""
         start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self.file.map.madvise(mmap.MADV_DONTNEED, start, self.offset + self.nbytes - start)
+        forget(self.file.map, start, self.offset + self.nbytes - start)
 
 
 def open_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:

@@ -26,6 +26,7 @@ from pyggml.models.memory.memory import Memory, Slots
 from pyggml.sched import Scheduler
 from pyggml.scope import no_scope
 from pyggml.stream.sizes import memory_size
+from pyggml.system.memory import in_child
 from pyggml.types import Floats, Ints
 
 from .adapters.active import ActiveAdapters, Scaled
@@ -88,7 +89,7 @@ class LlamaContext(Closeable):
         """A cache of `n_ctx` cells (0: as many as the model was trained with; padded to 32, to 256 with `flash_attn`)
         for sequences 0 .. n_seq_max - 1. A cache that takes more than `kv_ram` ("2G") lies in a file (in TMPDIR, else
         /var/tmp). A decode takes up to `n_batch` tokens and runs `n_ubatch` of them at a time, on `n_threads` threads
-        (default: all CPUs), or on `n_threads_batch` (default: the same) when it runs more than one token. `type_k` and
+        (default: one per core), or on `n_threads_batch` (default: the same) when it runs several tokens. `type_k` and
         `type_v` are the types that the cache stores. `backend` is "cpu", "ref", or several in order of priority. When
         holes are more than the fraction `defrag_thold` of the cells after a decode, they are closed before the next
         decode (0: only when room is needed).
@@ -552,5 +553,4 @@ def _close_all() -> None:
         ctx.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_all)  # a child would write into its parent's cache file
+in_child(_close_all)  # a child would write into its parent's cache file

@@ -50,7 +50,7 @@ def check_types(**given: Any) -> None:
     rules = {
         "type_k": stored,
         "type_v": stored,
-        "n_threads": "a whole number, or None for all CPUs",
+        "n_threads": "a whole number, or None for one per core",
         "backend": "'cpu', 'ref', or a list of them",
         "defrag_thold": "a number",
         "flash_attn": "True or False",

@@ -1,4 +1,4 @@
-"""Mapped files that shrink do not end the process: csrc/exec/mapped.c."""
+"""Mapped files that shrink do not end the process: csrc/os/posix_mapped.c."""
 
 from __future__ import annotations
 

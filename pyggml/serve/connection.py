@@ -4,7 +4,6 @@ server that looks after them until a signal ends it."""
 from __future__ import annotations
 
 import asyncio
-import resource
 import signal
 import sys
 import threading
@@ -19,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from pyggml import limits
+from pyggml.system.files import open_files
 
 from .errors import HTTPError
 from .http import dumps
@@ -132,10 +132,7 @@ class Connection(H11Protocol):
 def room() -> int:
     """How many connections there may be: as many as the limit says, and as files may be open. (As many again may have
     been refused, and be about to leave.)"""
-    n_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if n_files == resource.RLIM_INFINITY:
-        return limits.CONNECTIONS
-    return min(limits.CONNECTIONS, max(n_files - 100, 2) // 2)  # the model and the program have some open, too
+    return int(min(limits.CONNECTIONS, max(open_files() - 100, 2) // 2))  # the program has some open, too
 
 
 class Server(uvicorn.Server):

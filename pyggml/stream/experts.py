@@ -13,11 +13,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pyggml.buffers.buffer import Bytes
+from pyggml.system.memory import forget, reserve
 from pyggml.tensor import Tensor
 
 from .ring import Job, Ring
 
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 Key = tuple[int, int]  # the number of a layer, an expert
 
 
@@ -26,8 +26,7 @@ class Addresses:
 
     def __init__(self, n_expert: int, size: int) -> None:
         self.size = size
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        self._map = mmap.mmap(-1, max(n_expert * size, 1), flags)
+        self._map = reserve(max(n_expert * size, 1))
         self.memory: Bytes = np.frombuffer(self._map, np.uint8)
 
     @property
@@ -42,7 +41,7 @@ class Addresses:
         last = (end // mmap.PAGESIZE if before_other else -(-end // mmap.PAGESIZE)) * mmap.PAGESIZE
         last = min(last, -(-self.memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
         if first < last:
-            self._map.madvise(mmap.MADV_DONTNEED, first, min(last, self.memory.nbytes) - first)
+            forget(self._map, first, min(last, self.memory.nbytes) - first)
 
 
 class Layer(NamedTuple):

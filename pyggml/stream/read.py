@@ -17,6 +17,7 @@ from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader
 from pyggml.native.packing import GROUP, matrix_size, pack_groups
+from pyggml.system.files import READ, read_at
 from pyggml.tensor import Ne
 
 from .ring import READERS, Job
@@ -91,7 +92,7 @@ class Files:
         fd = self._fds.get(file)
         if fd is None:
             try:
-                fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(file.path, READ)
             except OSError as e:
                 raise GGUFError(f"{file.path}: cannot be read: {e.strerror}") from e
             self._fds[file] = fd
@@ -161,7 +162,7 @@ def _read(file: MappedFile, fd: int, offset: int, place: Bytes) -> int:
     done, n = 0, place.nbytes
     while done < n:
         try:
-            got = os.preadv(fd, [place[done:].data], offset + done)
+            got = read_at(fd, place[done:].data, offset + done)
         except OSError as e:
             raise GGUFError(f"{file.path}: cannot be read: {e.strerror}") from e
         if got == 0:

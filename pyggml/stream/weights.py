@@ -17,6 +17,7 @@ from pyggml.gguf_io.bind import read_only
 from pyggml.graph import Graph
 from pyggml.native.packing import copy_size, matrix_size
 from pyggml.native.thread_pool import ThreadPool
+from pyggml.system.memory import forget, read_few
 from pyggml.tensor import Ne, Tensor
 
 from .experts import Addresses, ExpertCache, Layer
@@ -38,16 +39,14 @@ class StreamedRows:
         self._file = file
         self._start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         self._size = offset + nbytes - self._start
-        if hasattr(mmap, "MADV_RANDOM"):  # no more than these rows
-            file.map.madvise(mmap.MADV_RANDOM, self._start, self._size)
+        read_few(file.map, self._start, self._size)
 
     def acquire(self, nodes: Sequence[Any] = ()) -> None:
         """See `Streamed`: they are read when they are looked at."""
 
     def release(self) -> None:
         """See `Streamed`."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._file.map.madvise(mmap.MADV_DONTNEED, self._start, self._size)
+        forget(self._file.map, self._start, self._size)
 
 
 class WeightStream:
@@ -164,8 +163,7 @@ class WeightStream:
             self.close()
             raise
         for file in self._mapped:
-            if hasattr(mmap, "MADV_DONTNEED"):  # what was looked at to open it
-                file.map.madvise(mmap.MADV_DONTNEED)
+            forget(file.map, 0, len(file.map))  # what was looked at to open it
         for group in self._groups[:1]:
             self._ring.prefetch(group)
 

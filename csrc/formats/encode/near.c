@@ -1,6 +1,6 @@
 #include "formats/encode/near.h"
 #include "formats/iq_grids.h"
-#include <pthread.h>
+#include "os/thread.h"
 
 enum { MAX_POINTS = 2048, LATTICE_3 = 6561, LATTICE_8 = 4096 };
 
@@ -74,7 +74,7 @@ static void make(pg_near *t, const int8_t *points, int n) {
                                 .level = values,                                                                       \
                                 .packed = packed_##name,                                                               \
                                 .point = point_##name};                                                                \
-  static pthread_once_t once_##name = PTHREAD_ONCE_INIT;                                                               \
+  static pg_once once_##name;                                                                                          \
   static void make_##name(void) { make(&near_##name, pg_grid_##name[0], n); }
 
 NEAR(iq1, 2048, 8, 3, LATTICE_3, IQ1_LEVELS)
@@ -86,7 +86,7 @@ NEAR(iq3_s, 512, 4, 8, LATTICE_8, IQ3_S_LEVELS)
 
 #define CASE(grid, name)                                                                                               \
   case grid:                                                                                                           \
-    pthread_once(&once_##name, make_##name);                                                                           \
+    pg_do_once(&once_##name, make_##name);                                                                             \
     return &near_##name;
 
 const pg_near *pg_near_of(pg_grid grid) {

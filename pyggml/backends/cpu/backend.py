@@ -142,9 +142,9 @@ def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> list[tuple[int, int
 
 
 class CpuBackend(HostBackend):
-    """The C kernels, on `n_threads` threads (default and at most: `n_cpus()`) at instruction set `isa`, with the
-    fusions named in `fusions` (default: all, or those that PYGGML_FUSE names; see fuse.py). Its programs share scratch
-    memory: they run one at a time, under `lock`.
+    """The C kernels, on `n_threads` threads (default: one per core, at most `n_cpus()`) at instruction set `isa`, with
+    the fusions named in `fusions` (default: all, or those that PYGGML_FUSE names; see fuse.py). Its programs share
+    scratch memory: they run one at a time, under `lock`.
 
     Raises BackendError for an instruction set that this CPU or build does not have, a thread count below 1, or an
     unknown fusion.

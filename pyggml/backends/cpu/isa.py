@@ -36,7 +36,12 @@ def isa_levels() -> dict[str, int]:
 
     check_build()
     names = [(ffi.string(lib.pg_isa_name(i)).decode(), i) for i in range(lib.pg_isa_count())]
-    return {name: i for name, i in names if lib.pg_isa_supported(i)}
+    levels = {name: i for name, i in names if lib.pg_isa_supported(i)}
+    if [*levels] == ["generic"]:
+        from ...logger import LOG  # `import pyggml` does without
+
+        LOG.info("this CPU lacks the instructions that kernels are written for (AVX2): generic ones are far slower")
+    return levels
 
 
 def isa_name(forced: str | None = None) -> str:

@@ -21,7 +21,6 @@ from pyggml import limits
 from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
-from pyggml.gguf_io.atomic_file import sync_folder, sync_tree
 from pyggml.hf.export import Written, planned
 from pyggml.hf.families import families_of_arch
 from pyggml.hf.family import Family
@@ -30,6 +29,7 @@ from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
 from pyggml.hf.parts import read_object
 from pyggml.hf.safetensors import StoredTensor, open_file, write_file
 from pyggml.hf.tensors import Tensors, as_f32
+from pyggml.system.files import sync_folder, sync_tree
 from pyggml.tensor import Context, Tensor
 
 from .dora import row_squares

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import stat
@@ -15,6 +14,7 @@ from typing import IO, Any, NoReturn, cast
 from pyggml.errors import BatchError, path_name
 from pyggml.gguf_io.atomic_file import AtomicFile
 from pyggml.small_file import open_regular
+from pyggml.system.files import lock_file
 
 from .requests import Result
 
@@ -126,7 +126,7 @@ class RequestFile:
     def _resume(self, out: IO[bytes], retry: bool) -> dict[int, bool]:
         """Take away what a kill left unfinished. Returns which requests have a result, and whether it is an error."""
         try:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(out.fileno())
         except BlockingIOError:
             raise BatchError(f"{self.path}: another process is writing it") from None
         if not os.path.samestat(os.fstat(out.fileno()), os.stat(self.path)):  # put in order since it was opened

@@ -3,13 +3,13 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "os/thread.h"
 #include "pg.h"
 
 typedef struct mapped { // reused, but never freed: the handler may walk the list at any time
@@ -21,7 +21,7 @@ typedef struct mapped { // reused, but never freed: the handler may walk the lis
 } mapped;
 
 static mapped *list;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pg_lock lock;
 static struct sigaction before;
 static uintptr_t page_size;
 
@@ -76,15 +76,15 @@ static void sigbus_place_handler(void) {
 void pg_guard_again(void) {
   struct sigaction now;
   if (sigbus_is_placed(&now)) return;
-  pthread_mutex_lock(&lock);
+  pg_lock_take(&lock);
   sigbus_place_handler();
-  pthread_mutex_unlock(&lock);
+  pg_lock_give(&lock);
 }
 
 const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
   const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (own < 0) return NULL;
-  pthread_mutex_lock(&lock);
+  pg_lock_take(&lock);
   mapped *m = list;
   while (m && m->first) m = m->next;
   if (!m && (m = calloc(1, sizeof *m))) {
@@ -100,7 +100,7 @@ const int32_t *pg_guard(int fd, const void *first, int64_t bytes) {
     m->end = ((uintptr_t)first + (uintptr_t)bytes + page_size - 1) / page_size * page_size;
     __atomic_store_n(&m->first, (uintptr_t)first, __ATOMIC_RELEASE);
   }
-  pthread_mutex_unlock(&lock);
+  pg_lock_give(&lock);
   if (m) return &m->lost;
   close(own);
   return NULL;
@@ -116,8 +116,8 @@ int pg_is_lost(const int32_t *lost) {
 
 void pg_unguard(const int32_t *lost) {
   mapped *m = (mapped *)(uintptr_t)lost;
-  pthread_mutex_lock(&lock);
+  pg_lock_take(&lock);
   close(m->fd);
   __atomic_store_n(&m->first, 0, __ATOMIC_RELEASE);
-  pthread_mutex_unlock(&lock);
+  pg_lock_give(&lock);
 }

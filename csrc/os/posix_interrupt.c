@@ -1,18 +1,19 @@
 // Stop a long run on Ctrl-C. While a plan watches, our handler counts SIGINT and then calls the handler that was set
 // before. Between two ops the executor compares the count with the count at the start of the run.
 #define _GNU_SOURCE
-#include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 
-#include "exec/exec.h"
+#include "os/interrupt.h"
+#include "os/thread.h"
 
 static struct {
-  pthread_mutex_t lock;
+  pg_lock lock;
   int watchers;
   struct sigaction old; // the handler before ours, usually Python's
   int placed;           // our handler was set and not taken back: a handler that was set later may call it
   int32_t count;
-} sigint = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} sigint;
 
 static void on_sigint(int number, siginfo_t *info, void *context) {
   __atomic_add_fetch(&sigint.count, 1, __ATOMIC_RELAXED);
@@ -34,7 +35,7 @@ static int sigint_is_function(const struct sigaction *a) {
 }
 
 int32_t pg_interrupt_watch(void) {
-  pthread_mutex_lock(&sigint.lock);
+  pg_lock_take(&sigint.lock);
   struct sigaction now;
   sigaction(SIGINT, NULL, &now);
   const int calls_ours = sigint.placed && !sigint_is_old(&now); // perhaps: two that call each other would never end
@@ -48,7 +49,7 @@ int32_t pg_interrupt_watch(void) {
   }
   sigint.watchers++;
   const int32_t count = pg_interrupts();
-  pthread_mutex_unlock(&sigint.lock);
+  pg_lock_give(&sigint.lock);
   return count;
 }
 
@@ -63,16 +64,16 @@ static void sigint_restore(void) {
 }
 
 void pg_interrupt_release(void) {
-  pthread_mutex_lock(&sigint.lock);
+  pg_lock_take(&sigint.lock);
   if (--sigint.watchers == 0) sigint_restore();
-  pthread_mutex_unlock(&sigint.lock);
+  pg_lock_give(&sigint.lock);
 }
 
 int32_t pg_interrupts(void) { return __atomic_load_n(&sigint.count, __ATOMIC_RELAXED); }
 
-static void sigint_before_fork(void) { pthread_mutex_lock(&sigint.lock); }
+static void sigint_before_fork(void) { pg_lock_take(&sigint.lock); }
 
-static void sigint_after_fork(void) { pthread_mutex_unlock(&sigint.lock); }
+static void sigint_after_fork(void) { pg_lock_give(&sigint.lock); }
 
 // A forked child has no running plans: the threads that ran them are not in it.
 static void sigint_in_child(void) {
@@ -82,5 +83,5 @@ static void sigint_in_child(void) {
 }
 
 __attribute__((constructor)) static void sigint_follow_forks(void) {
-  pthread_atfork(sigint_before_fork, sigint_after_fork, sigint_in_child);
+  pg_on_fork(sigint_before_fork, sigint_after_fork, sigint_in_child);
 }

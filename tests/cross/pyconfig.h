@@ -1,0 +1,19 @@
+// What Python's own headers ask of a Windows with 64 bits: enough for the stable ABI (tests/cross.sh).
+#define MS_WINDOWS 1
+#define MS_WIN32 1
+#define MS_WIN64 1
+#define NT_THREADS 1
+#define HAVE_DECLSPEC_DLL 1
+#define HAVE_SSIZE_T 1
+#define SIZEOF_SHORT 2
+#define SIZEOF_INT 4
+#define SIZEOF_LONG 4
+#define SIZEOF_LONG_LONG 8
+#define SIZEOF_SIZE_T 8
+#define SIZEOF_VOID_P 8
+#define SIZEOF_WCHAR_T 2
+#define SIZEOF_TIME_T 8
+#define SIZEOF_PID_T 4
+#define SIZEOF_FPOS_T 8
+#define SIZEOF_OFF_T 4
+#define STDC_HEADERS 1
