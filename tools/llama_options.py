@@ -49,7 +49,6 @@ _INSTEAD = {
         --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m
         --spec-ngram-map-k4v-min-hits --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-default""",
     "--samplers gives the order of the samplers, by their names": "--sampler-seq --sampling-seq",
-    "pyggml has no such sampler": "--adaptive-target --adaptive-decay",
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
     "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
         --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve

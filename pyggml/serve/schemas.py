@@ -82,7 +82,6 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
 
 # Members that llama-server has and this server refuses, unless they have these values, which change nothing.
 REFUSED: Mapping[str, Any] = {
-    "adaptive_target": -1,
     "grammar_lazy": False,
     "parse_tool_calls": True,
     "continue_final_message": False,
@@ -92,7 +91,6 @@ REFUSED: Mapping[str, Any] = {
 # Members that llama-server has and that change no answer: hints to its cache and its GPU, what its own /apply-template
 # says to its own /completion, and what it does not read itself. (They are ignored as unknown members are.)
 HINTS = {
-    "adaptive_decay",
     "backend_sampling",
     "chat_format",
     "chat_parser",
@@ -133,7 +131,6 @@ class TextBody(Sampled):
     min_keep: int | None = None
     n_indent: int | None = None
     return_progress: bool | None = None
-    adaptive_target: float | None = None
     grammar_lazy: bool | None = None
     parse_tool_calls: bool | None = None
     continue_final_message: bool | None = None
