@@ -52,7 +52,8 @@ _INSTEAD = {
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
     "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
         --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve
-        --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+        --skip-chat-parsing --no-skip-chat-parsing""",
+    "`pyggml serve` goes on with messages that were begun": "--prefill-assistant --no-prefill-assistant",
     "`pyggml serve` has --reasoning-budget (0: none), and a chat may have a reasoning_effort": """
         -rea --reasoning --reasoning-effort""",
     "-v shows what is loaded and computed, and --log-file writes it to a file": """

@@ -50,6 +50,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/completions": openai.completions,
     "/chat/completions": openai.chat_completions,
     "/v1/chat/completions": openai.chat_completions,
+    "/v1/chat/completions/control": openai.control,
     "/chat/completions/input_tokens": openai.input_tokens,
     "/v1/chat/completions/input_tokens": openai.input_tokens,
     "/v1/responses/input_tokens": responses.input_tokens,
@@ -75,7 +76,6 @@ _POST: dict[str, Endpoint] = {
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
 _REFUSED = {  # llama-server's paths that are not served here: the methods, and why
-    "/v1/chat/completions/control": (["POST"], "answers are not changed while they are written (no reasoning_control)"),
     "/v1/stream": (["GET", "DELETE"], "a stream belongs to its connection"),
     "/v1/streams/lookup": (["POST"], "a stream belongs to its connection"),
     "/cors-proxy": (["GET", "POST"], "this server fetches nothing for pages"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import DONE, Json, event
 from .media import with_media
-from .schemas import ChatBody, CompletionBody, TextBody
+from .schemas import ChatBody, CompletionBody, ControlBody, TextBody
 from .service import FINGERPRINT, Service, progress, service_of, timings
 
 
@@ -126,6 +127,22 @@ async def chat_completions(request: Request) -> Response:
     return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
+async def control(request: Request) -> Response:
+    """POST /v1/chat/completions/control: end the reasoning of a chat that is being answered."""
+    service = service_of(request)
+    body = await service.read(request, ControlBody.model_validate)
+    if not body.id:
+        raise HTTPError(400, "missing completion id")
+    if body.action != "reasoning_end":
+        raise HTTPError(400, "unknown control action")
+    stop = service.reasoning.get(body.id)
+    if stop is None:
+        said = "no answer of this id is under way with reasoning_control, and with reasoning that a text ends"
+        return Json({"success": False, "message": said})
+    stop.set()
+    return Json({"success": True})
+
+
 async def apply_template(request: Request) -> Response:
     """POST /apply-template."""
     service = service_of(request)
@@ -166,7 +183,28 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
         chat_template_kwargs=variables,
         reasoning_format=body.reasoning_format or service.options.reasoning_format,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        part=_continued(service, body),
+        add_generation_prompt=body.add_generation_prompt is not False,
     )
+
+
+def _continued(service: Service, body: ChatBody) -> str | None:
+    """The part of the last message that the answer continues: what the request asks for, and otherwise a message of the
+    assistant at the end."""
+    asked = body.continue_final_message
+    last: Any = body.messages[-1] if isinstance(body.messages, list) and body.messages else None
+    if asked is False or not isinstance(last, dict):
+        return None
+    message = cast("dict[str, Any]", last)
+    if asked is None:
+        begun = message.get("role") == "assistant" and not message.get("tool_calls")
+        if not begun or not service.options.prefill_assistant:
+            return None
+    elif body.add_generation_prompt:
+        raise HTTPError(400, "continue_final_message and add_generation_prompt cannot both be true")
+    if isinstance(asked, str):
+        return asked
+    return "reasoning_content" if message.get("reasoning_content") and not message.get("content") else "content"
 
 
 def _budget(service: Service, body: ChatBody) -> int:
@@ -175,14 +213,19 @@ def _budget(service: Service, body: ChatBody) -> int:
     return service.options.reasoning_budget if asked is None else whole("thinking_budget_tokens", asked, -1)
 
 
-def _processors(service: Service, body: ChatBody, chat: Chat, params: TextParams) -> Sequence[LogitsProcessor]:
-    """What holds an answer to its budget of reasoning. A grammar says itself what may be written."""
+def _processors(
+    service: Service, body: ChatBody, chat: Chat, params: TextParams, stop: Event
+) -> Sequence[LogitsProcessor]:
+    """What holds an answer to its budget of reasoning, and ends it at `stop`. A grammar says itself what may be
+    written."""
     n, (begin, mark) = _budget(service, body), chat.form.reasoning
-    if n < 0 or not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
+    if n < 0 and not body.reasoning_control:
+        return ()
+    if not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
         return ()
     said = body.reasoning_budget_message
     end = (service.options.reasoning_budget_message if said is None else said) + mark
-    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end),)
+    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end, stop),)
 
 
 @dataclass(frozen=True)
@@ -193,6 +236,9 @@ class _Begun:
 
 async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[ChatAnswer]]:
     """Begin the answers to a chat."""
+    id, stop = new_id("chatcmpl"), Event()
+    if body.reasoning_control:
+        service.reasoning[id] = stop
 
     def make() -> _Begun:
         chat = chat_of(service, body)
@@ -201,13 +247,12 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
             params = replace(params, **{"grammar": None, "json_schema": None, **chat.constraint})
         params = replace(params, stop=(*chat.stop, *params.stops))
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
-        processors = partial(_processors, service, body, chat, params)
+        processors = partial(_processors, service, body, chat, params, stop)
         return _Begun(
             chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=[chat.media])
         )
 
     begun = await service.prepared(make)
-    id = new_id("chatcmpl")
     answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
     return service.submit(body, begun.generations), answers
 

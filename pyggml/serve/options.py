@@ -101,6 +101,11 @@ class ServeOptions:
     reasoning_budget_message: str = _option(
         "", "--reasoning-budget-message", "Text that ends the reasoning when the budget is spent."
     )
+    prefill_assistant: bool = _option(
+        True,
+        "--prefill-assistant/--no-prefill-assistant",
+        "Where a chat ends with a message of the assistant, go on writing it.",
+    )
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
     batches_dir: str | None = _option(None, "--batches-dir", "Folder of /v1/files and /v1/batches (default: none).")

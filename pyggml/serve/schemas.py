@@ -84,9 +84,6 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
 REFUSED: Mapping[str, Any] = {
     "grammar_lazy": False,
     "parse_tool_calls": True,
-    "continue_final_message": False,
-    "add_generation_prompt": True,
-    "reasoning_control": False,
 }
 # Members that llama-server has and that change no answer: hints to its cache and its GPU, what its own /apply-template
 # says to its own /completion, and what it does not read itself. (They are ignored as unknown members are.)
@@ -133,9 +130,6 @@ class TextBody(Sampled):
     return_progress: bool | None = None
     grammar_lazy: bool | None = None
     parse_tool_calls: bool | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-    reasoning_control: bool | None = None
     sse_ping_interval: int | None = None
     max_completion_tokens: int | None = None
 
@@ -184,11 +178,22 @@ class ChatBody(TextBody):
     top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | str | None = None
+    add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
     reasoning_budget_message: str | None = None
+    reasoning_control: bool | None = None
+
+
+class ControlBody(Body):
+    """/v1/chat/completions/control."""
+
+    model: str | None = None
+    id: str | None = None
+    action: str | None = None
 
 
 class TokenizeBody(Body):

@@ -6,7 +6,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from threading import Event
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
@@ -53,6 +55,7 @@ class Service:
     template  of chats
     has_template  whether the model, or an option, has it; chatml otherwise
     snapshots  of texts that slots have no room for
+    reasoning  by the id of a chat's answer under way: what ends its reasoning
     loras     the adapters, with the scales for requests that have none of their own
     """
 
@@ -74,6 +77,7 @@ class Service:
         if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
         self.snapshots = snapshots
+        self.reasoning: WeakValueDictionary[str, Event] = WeakValueDictionary()  # answers that have ended drop out
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _context(self) -> LlamaContext | None:

@@ -21,7 +21,7 @@ from .llama_server_names import NAMES
 FLAGS, ENDPOINTS, MEMBERS = (part.split("\n") for part in NAMES.read_text().strip().split("\n\n"))
 DOCS = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 WORDS = {word for code in re.findall(r"`([^`\n]+)`", DOCS) for word in re.split(r"[\s,=?]+", code)}
-ELSEWHERE = {"filename", "language", "action"}  # of /slots, of forms with a sound, and of what is refused as a whole
+ELSEWHERE = {"filename", "language"}  # of /slots, and of forms with a sound
 
 
 def words(lines: list[str]) -> list[str]:

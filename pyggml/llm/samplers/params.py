@@ -36,9 +36,8 @@ _HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
-SAMPLERS: Mapping[str, type[Sampler]] = {
-    s.name: s for s in (*IN_ORDER, Infill, AdaptiveP)
-}  # the names that `samplers` may have
+# The names that `samplers` may have.
+SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill, AdaptiveP)}
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
 
 

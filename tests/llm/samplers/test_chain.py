@@ -151,7 +151,7 @@ def test_one_token_is_left(vocab: Vocab) -> None:
         ({"temp": math.nan}, "temp must be a finite number"),
         ({"repeat_penalty": 0.0}, "repeat_penalty must be from 1e-6 to 1e6, not 0.0"),
         ({"mirostat": 3}, "mirostat must be 0, 1 or 2"),
-        ({"samplers": "top_k;magic"}, "unknown sampler 'magic'; known are: dry"),
+        ({"samplers": "top_k;magic"}, "unknown sampler 'magic'; known are: adaptive_p, dry"),
         ({"grammar": "root ::= x", "json_schema": "{}"}, "cannot both"),
     ],
 )
