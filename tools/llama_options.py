@@ -87,7 +87,7 @@ _INSTEAD = {
         --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens""",
     "pyggml reads no videos, and writes text alone": """
         --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file""",
-    "`pyggml serve` serves one model, or those of --models-dir": """
+    "`pyggml serve` serves one model, or those of --models-dir and --models-preset": """
         --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
     "`pyggml serve` has it": "--sleep-idle-seconds",
     "`pyggml serve` runs no tools: those of a request go to the client": """
