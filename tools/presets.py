@@ -20,8 +20,8 @@ _TRUE, _FALSE = ("true", "on", "yes", "1", "enabled"), ("false", "off", "no", "0
 
 
 def read_sections(path: Path) -> dict[str, dict[str, str]]:
-    """The keys and values of each section by its name; a section has those of [*] that it has not itself. An error of
-    usage for a file that cannot be read."""
+    """The keys and values of each section by its name. A section has those of [*] that it has not itself, and [*] is
+    one, too: for models without a section. An error of usage for a file that cannot be read."""
     with usage(ModelError):
         text = read_text(path, limits.TEXT_FILE_BYTES, ModelError)
     parser = _Parser()
@@ -32,13 +32,13 @@ def read_sections(path: Path) -> dict[str, dict[str, str]]:
         raise click.UsageError(f"{path}: line {line - 1} is neither a section nor KEY = VALUE: {said:.60}") from None
     except Error as e:
         raise click.UsageError(f"{path}: is no INI file: {e}") from None
-    if not parser.sections():
-        raise click.UsageError(f"{path}: there is no section with the name of a model")
-    return {name: {k: v for k, v in parser[name].items() if k not in _IGNORED} for name in parser.sections()}
+    sections = {name: {k: v for k, v in parser.items(name) if k not in _IGNORED} for name in parser.sections()}
+    everyone = sections.get("*", {})  # first: of an option that is given under two names, the later one counts
+    return {name: {**{k: v for k, v in everyone.items() if k not in own}, **own} for name, own in sections.items()}
 
 
 class _Parser(RawConfigParser):
-    """Keys in their case; of a key that is given twice, the last value."""
+    """Keys in their case; of a key that is given twice, the last value; no section is for all others by itself."""
 
     def __init__(self) -> None:
         marks = (";", "#")
@@ -46,7 +46,7 @@ class _Parser(RawConfigParser):
             delimiters=("=",),
             comment_prefixes=marks,
             inline_comment_prefixes=marks,
-            default_section="*",
+            default_section="\0",
             strict=False,
         )
 

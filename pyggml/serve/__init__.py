@@ -26,7 +26,7 @@ def create_app(
 ) -> Starlette:
     """The ASGI application that serves a model: a loaded one, a path, or the model that ships with pyggml (None). With
     `models_dir` it serves the models of that folder. `load` loads one by its path (`gg.load_model`). `presets`: models
-    by name that are served, too, or the options of models of `models_dir`.
+    by name that are served, too, or the options of models of `models_dir` ("*": of those without a preset).
 
     Its engine starts with the first request, and stops with the application (the end of ASGI's lifespan). Raises
     ModelError when starlette or pydantic is missing, for options that do not fit the model, and what loading it raises.

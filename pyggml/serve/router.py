@@ -60,7 +60,8 @@ class Router:
 
     make   makes the application of a model
     only   a model that is loaded already, and no other is served then
-    presets  further models by name, or options of those of the folder. Raises ModelError for one without a model
+    presets  further models by name, or options of those of the folder; "*": of models without a preset. Raises
+             ModelError for a name without a model
     """
 
     def __init__(
@@ -76,8 +77,10 @@ class Router:
         self._lock = asyncio.Lock()
         self._known: dict[str, Served] = {}
         self._single = only is not None
-        for name in self._presets.keys() - self.known.keys():
+        for name in self._presets.keys() - self.known.keys() - {"*"}:
             raise ModelError(f"the preset {name!r:.80} names no model, and models_dir has none of this name")
+        if self._presets and not self.known:
+            raise ModelError("the presets name no model")
         if only is not None:
             name = options.alias.split(",")[0] or only.path
             self._known[name] = self._begun(Served(name, only.path), only)
@@ -90,7 +93,7 @@ class Router:
             found = {} if folder is None else models_in(folder)
             found |= {name: p.path for name, p in self._presets.items() if p.path is not None}
             for name, path in found.items():
-                self._known.setdefault(name, Served(name, path, self._presets.get(name)))
+                self._known.setdefault(name, Served(name, path, self._presets.get(name, self._presets.get("*"))))
             gone = [n for n, m in self._known.items() if n not in found and m.state == "unloaded"]
             for name in gone:
                 del self._known[name]

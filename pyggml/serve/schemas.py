@@ -254,13 +254,11 @@ class ActivationsBody(Body):
     lora: list[Any] | None = None
 
 
-class InsideBody(Body):
-    """/v1/inside."""
+class InsideBody(ChatBody):
+    """/v1/inside: a prompt, or a chat."""
 
-    model: str | None = None
     prompt: Any = None
     n_top: int | None = None
-    lora: list[Any] | None = None
 
 
 class Adapter(Body):

@@ -30,10 +30,11 @@ from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
-from pyggml.llm.media_prompt import PlacedMedia
+from pyggml.llm.media_prompt import PlacedMedia, media_token
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
+from pyggml.llm.sense import has_sense
 from pyggml.types import Floats
 
 from .budget import ram_of_texts, slot_tokens
@@ -44,6 +45,7 @@ from .options import ServeOptions
 from .schemas import Adapter, TextBody, refuse, sampling
 
 T = TypeVar("T")
+_SIDES = {"vision": "image", "audio": "audio"}
 FINGERPRINT = f"pyggml-{__version__}"
 
 
@@ -53,6 +55,7 @@ class Service:
     name      of the model, in answers
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
+    modalities  whether texts may have pictures (`vision`) and sounds (`audio`)
     has_template  whether the model, or an option, has it; chatml otherwise
     snapshots  of texts that slots have no room for
     reasoning  by the id of a chat's answer under way: what ends its reasoning
@@ -65,6 +68,9 @@ class Service:
         self.created = int(time.time())
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)
+        self.modalities = {
+            side: media_token(model, media) is not None and has_sense(model, side) for side, media in _SIDES.items()
+        }
         self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
         applied = not options.lora_init_without_apply
         self.loras = tuple((lora, scale if applied else 0.0) for lora, scale in model.loras)
