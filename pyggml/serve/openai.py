@@ -192,7 +192,8 @@ def _continued(service: Service, body: ChatBody) -> str | None:
     """The part of the last message that the answer continues: what the request asks for, and otherwise a message of the
     assistant at the end."""
     asked = body.continue_final_message
-    last: Any = body.messages[-1] if isinstance(body.messages, list) and body.messages else None
+    messages = cast("list[Any]", body.messages) if isinstance(body.messages, list) else []
+    last: Any = messages[-1] if messages else None
     if asked is False or not isinstance(last, dict):
         return None
     message = cast("dict[str, Any]", last)

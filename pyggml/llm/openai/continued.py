@@ -23,7 +23,7 @@ class Render(Protocol):
 def check_continued(messages: Sequence[Mapping[str, Any]], part: str) -> None:
     """Raises ModelError unless `part` of the last message can be continued."""
     one_of("continue_final_message", part, PARTS, ModelError)
-    last = messages[-1] if messages else {}
+    last: Mapping[str, Any] = messages[-1] if messages else {}
     if last.get("role") != "assistant":
         raise ModelError("continue_final_message: the last message is none of the assistant")
     if last.get("tool_calls"):
