@@ -16,12 +16,13 @@ from typing import Any, cast
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from pyggml import limits
 
 from .errors import HTTPError
-from .http import dumps
+from .http import dumps, error_response
 
 _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that the client sees the answer
 _IDLE = 1.0  # seconds without a request after which a connection may make room for another one
@@ -136,6 +137,27 @@ def room() -> int:
     if n_files == resource.RLIM_INFINITY:
         return limits.CONNECTIONS
     return min(limits.CONNECTIONS, max(n_files - 100, 2) // 2)  # the model and the program have some open, too
+
+
+def until_cut(app: ASGIApp) -> ASGIApp:
+    """The application, whose requests uvicorn cancels when the server must not wait any longer: one without a beginning
+    of an answer is answered 503 then (uvicorn would log a fault, and answer 500)."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not has_begun:
+                await error_response(HTTPError(503, "the server is stopping"))(scope, receive, send)
+
+    return application
 
 
 class Server(uvicorn.Server):

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model
 
 from . import create_app, needs_extra
 from .options import ListenOptions, Preset, ServeOptions
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
 
 # Seconds for which a Python thread has its turn: 5 ms, Python's own, are ten steps of a small model.
 _SWITCH = 1e-3
@@ -35,7 +30,7 @@ def run(
     try:
         import uvicorn
 
-        from .connection import Connection, Server
+        from .connection import Connection, Server, until_cut
     except ImportError as e:
         raise needs_extra(e) from None
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
@@ -43,16 +38,12 @@ def run(
     model = load(None) if options.models_dir is None and presets is None else None
     app = create_app(model, options, load, presets)
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
-            await app(scope, receive, send)
-
     uds = listen.host if listen.host.endswith(".sock") else None
     where: dict[str, Any] = {"uds": uds} if uds else {"host": listen.host, "port": listen.port}
     if listen.ssl_key_file is not None:
         where |= {"ssl_keyfile": listen.ssl_key_file, "ssl_certfile": listen.ssl_cert_file}
     config = uvicorn.Config(
-        application,
+        until_cut(app),
         **where,
         http=Connection,
         ws="none",
