@@ -29,8 +29,11 @@ from .service import FINGERPRINT, Service, progress, service_of, timings
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    one = about(service_of(request))
-    names = {"name": one["id"], "model": one["id"]}
+    service = service_of(request)
+    one = about(service)
+    can = ["completion"] * bool(service.n_slot) + ["multimodal"] * any(service.modalities.values())
+    details = {"format": "gguf", "family": service.model.arch, "families": [service.model.arch]}
+    names = {"name": one["id"], "model": one["id"], "type": "model", "capabilities": can, "details": details}
     return Json({"object": "list", "data": [one], "models": [names]})
 
 
@@ -247,6 +250,8 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         if chat.constraint:
             params = replace(params, **{"grammar": None, "json_schema": None, **chat.constraint})
         params = replace(params, stop=(*chat.stop, *params.stops))
+        if body.top_logprobs is not None and not body.logprobs:
+            raise HTTPError(400, "top_logprobs requires logprobs to be set to true")
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
         processors = partial(_processors, service, body, chat, params, stop)
         return _Begun(
@@ -271,6 +276,7 @@ async def _chat_events(
     last: Any = None
     for answer in answers:
         last = answer.role()
+        last["choices"][0]["delta"]["content"] = ""  # as OpenAI's: there are clients that look for it
         yield event({**last, "system_fingerprint": FINGERPRINT})
     async for i, token in answering:
         if is_progress(token):
@@ -295,7 +301,8 @@ async def _ends(
     service: Service, body: CompletionBody | ChatBody, answering: Answering, last: Any
 ) -> AsyncIterator[bytes]:
     if last is not None and body.stream_options is not None and body.stream_options.include_usage:
-        yield event({**last, "choices": [], "usage": service.usage(answering.generations)})
+        counted = {"usage": service.usage(answering.generations), "timings": timings(answering.generations[0])}
+        yield event({**last, "choices": [], "system_fingerprint": FINGERPRINT, **counted})
     yield DONE
 
 

@@ -49,11 +49,14 @@ def test_a_chat_in_parts(client: TestClient) -> None:
     parts = chat(client, stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=1)
     whole = chat(client, logprobs=True, top_logprobs=1)
     deltas = [p["choices"][0] for p in parts if p["choices"]]
-    assert deltas[0]["delta"] == {"role": "assistant"} and deltas[-1]["finish_reason"] == "length"
+    assert deltas[0]["delta"] == {"role": "assistant", "content": ""} and deltas[-1]["finish_reason"] == "length"
     assert "".join(d["delta"].get("content", "") for d in deltas) == whole["choices"][0]["message"]["content"]
     shown = [x for d in deltas if d["logprobs"] for x in d["logprobs"]["content"]]
     assert [x["token"] for x in shown] == [x["token"] for x in whole["choices"][0]["logprobs"]["content"]]
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == 8
+    assert parts[-1]["timings"]["predicted_n"] == 8 and "system_fingerprint" in parts[-1]
+    r = client.post("/v1/chat/completions", json={"messages": HI, "top_logprobs": 2})
+    assert r.status_code == 400 and "requires logprobs" in r.json()["error"]["message"]
     assert len({p["id"] for p in parts}) == 1
 
 
