@@ -58,7 +58,8 @@ def run(
         uds
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
-    what = ", ".join(filter(None, (options.models_dir, *(presets or ())))) if model is None else model.path
+    named = [name for name in presets or () if name != "*"]
+    what = ", ".join(filter(None, (options.models_dir, *named))) if model is None else model.path
     print(f"pyggml serves {what} at {at}", file=sys.stderr, flush=True)
     sys.setswitchinterval(_SWITCH)
     Server(config, options.timeout, listen.stop_seconds, app.state.cut).run()
