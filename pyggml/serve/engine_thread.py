@@ -37,8 +37,10 @@ def is_progress(token: Token) -> bool:
 
 class Answering:
     """The generations of one request, and their tokens as they come: `async for i, token in answering`, where `i` says
-    of which generation. Belongs to one task; `close` it when nobody listens any more. Raises HTTPError when a
-    generation failed."""
+    of which generation. Belongs to one task; `close` it when nobody listens any more, which calls `at_end`. Raises
+    HTTPError when a generation failed."""
+
+    at_end: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, generations: Sequence[Generation], thread: EngineThread) -> None:
         self.generations, self._thread = generations, thread
@@ -61,6 +63,7 @@ class Answering:
 
     def close(self) -> None:
         """End the generations that are under way."""
+        self.at_end()
         if self._n_left:
             self._thread.cancel(self)
 

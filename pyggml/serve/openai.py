@@ -241,8 +241,6 @@ class _Begun:
 async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[ChatAnswer]]:
     """Begin the answers to a chat."""
     id, stop = new_id("chatcmpl"), Event()
-    if body.reasoning_control:
-        service.reasoning[id] = stop
 
     def make() -> _Begun:
         chat = chat_of(service, body)
@@ -260,7 +258,11 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
 
     begun = await service.prepared(make)
     answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
-    return service.submit(body, begun.generations), answers
+    answering = service.submit(body, begun.generations)
+    if body.reasoning_control:
+        service.reasoning[id] = stop
+        answering.at_end = lambda: service.reasoning.pop(id, None)
+    return answering, answers
 
 
 async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:

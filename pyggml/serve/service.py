@@ -83,7 +83,7 @@ class Service:
         if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
         self.snapshots = snapshots
-        self.reasoning: WeakValueDictionary[str, Event] = WeakValueDictionary()  # answers that have ended drop out
+        self.reasoning: WeakValueDictionary[str, Event] = WeakValueDictionary()  # while something heeds it
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _context(self) -> LlamaContext | None:
