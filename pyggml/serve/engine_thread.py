@@ -40,13 +40,12 @@ class Answering:
     of which generation. Belongs to one task; `close` it when nobody listens any more, which calls `at_end`. Raises
     HTTPError when a generation failed."""
 
-    at_end: Callable[[], object] = staticmethod(lambda: None)
-
     def __init__(self, generations: Sequence[Generation], thread: EngineThread) -> None:
         self.generations, self._thread = generations, thread
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._n_left = len(generations)
+        self.at_end: Callable[[], object] = lambda: None
 
     def __aiter__(self) -> Answering:
         return self
