@@ -44,7 +44,11 @@ async def inside(request: Request) -> Response:
     n_top = _N_TOP if body.n_top is None else body.n_top
     if not 1 <= n_top <= _MAX_TOP:
         raise HTTPError(400, f"n_top must be 1 to {_MAX_TOP}, not {n_top}")
-    asked = _Asked(await one_prompt(service, body.prompt)) if body.messages is None else await _chat(service, body)
+    asked = (
+        _Asked(await one_prompt(service, body.prompt))
+        if body.messages is None
+        else await service.prepared(lambda: _chat(service, body))
+    )
     try:
         return Json(await until_gone(request, service.thread.call(lambda: _looked(service, body, asked, n_top))))
     except Exception as e:
@@ -67,16 +71,18 @@ class _Asked:
         return batch
 
 
-async def _chat(service: Service, body: InsideBody) -> _Asked:
+def _chat(service: Service, body: InsideBody) -> _Asked:
     """A chat, up to the reply or up to the end of one that was begun."""
-    chat = await service.prepared(lambda: chat_of(service, body))
+    chat = chat_of(service, body)
+    if not chat.ids:
+        raise HTTPError(400, "the prompt is empty")
     if len(chat.ids) > limits.ACTIVATION_TOKENS:
         raise too_long(len(chat.ids), limits.ACTIVATION_TOKENS)
     if chat.media is None:
         return _Asked(chat.ids)
     things = split_messages(with_media(service, body.messages))[1]
     pictures = [thing for media, thing in things if media == "image"]
-    return _Asked(chat.ids, chat.media, await service.prepared(lambda: _places(service.model, chat.ids, pictures)))
+    return _Asked(chat.ids, chat.media, _places(service.model, chat.ids, pictures))
 
 
 def _places(model: Model, ids: Sequence[int], pictures: Sequence[Any]) -> list[dict[str, int]]:

@@ -129,6 +129,8 @@ def test_grids(places: list[int], shape: tuple[int, ...], grid: tuple[int, int])
     ("body", "says"),
     [
         ({"prompt": []}, "empty"),
+        ({"messages": [5]}, "list of dicts"),
+        ({"messages": [{"role": "user", "content": "word " * 2000}]}, "exceeds"),
         ({"prompt": ["a", "b"]}, "one text"),
         ({"prompt": [1] * 2000}, "exceeds"),
         ({"prompt": [1, 99999]}, "vocabulary"),

@@ -23,12 +23,12 @@ class Render(Protocol):
 def check_continued(messages: Sequence[Mapping[str, Any]], part: str) -> None:
     """Raises ModelError unless `part` of the last message can be continued."""
     one_of("continue_final_message", part, PARTS, ModelError)
-    last: Mapping[str, Any] = messages[-1] if messages else {}
-    if last.get("role") != "assistant":
+    roles = [m.get("role") if isinstance(m, Mapping) else None for m in messages[-2:]]  # pyright: ignore[reportUnnecessaryIsInstance]
+    if roles[-1:] != ["assistant"]:
         raise ModelError("continue_final_message: the last message is none of the assistant")
-    if last.get("tool_calls"):
+    if messages[-1].get("tool_calls"):
         raise ModelError("continue_final_message: a message with tool_calls cannot be continued")
-    if len(messages) > 1 and messages[-2].get("role") == "assistant":
+    if roles == ["assistant", "assistant"]:
         raise ModelError("continue_final_message: the last two messages are both of the assistant")
 
 

@@ -62,6 +62,8 @@ def test_no_generation_prompt(tiny: Path) -> None:
     [
         ([ASK], "content", {}, "none of the assistant"),
         ([], "content", {}, "none of the assistant"),
+        ([5], "content", {}, "none of the assistant"),
+        ([5, {"role": "assistant", "content": "a"}], "content", {}, "messages must be a list of dicts"),
         ([{"role": "assistant", "tool_calls": [{}]}], "content", {}, "tool_calls"),
         ([{"role": "assistant", "content": "a"}] * 2, "content", {}, "both"),
         ([{"role": "assistant", "content": "a"}], "thoughts", {}, "reasoning_content"),
