@@ -111,7 +111,7 @@ export function lookedAt(url, lines, columns) {
       to.fillStyle = `rgb(8 10 16 / ${0.82 * (1 - w / most)})`;
       to.fillRect(i % columns, Math.floor(i / columns), 1, 1);
     });
-    const at = weights.indexOf(most);
+    const at = Math.max(weights.indexOf(most), 0);
     const share = weights.reduce((sum, w) => sum + w, 0);
     const where = `most at line ${Math.floor(at / columns) + 1} of ${lines}, column ${(at % columns) + 1} of ${columns}`;
     said.textContent = `${percent(Math.log(share))} on the picture, ${where}`;
