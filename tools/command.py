@@ -97,11 +97,12 @@ class WholeOptions(click.Command):
                 for _ in range(nargs[name] - len(equals)):
                     next(words, None)
             elif not (nargs.get(word[:2]) == 1 and _NUMBER.fullmatch(word[2:])):  # -n5
-                _refuse(ctx, name, nargs)
+                refuse_option(ctx, name, nargs)
         return super().parse_args(ctx, args)
 
 
-def _refuse(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
+def refuse_option(ctx: click.Context, option: str, known: Iterable[str]) -> NoReturn:
+    """Raises UsageError for an option that is unknown: it says what to do instead, or which option is like it."""
     from .llama_options import INSTEAD
 
     if option in INSTEAD:
@@ -167,7 +168,7 @@ def verb(name: str, function: Callable[..., None]) -> Verb:
         add(p.name, hints[p.name], p.default)
 
     def run(**values: Any) -> None:
-        for name, group in groups.items():
+        for name, group in reversed(groups.items()):  # a group's own groups come after it
             values[name] = group.taken({each: values.pop(each) for each in group.hints})
         function(**values)
 

@@ -49,11 +49,11 @@ _INSTEAD = {
         --spec-ngram-map-k-min-hits --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-size-m
         --spec-ngram-map-k4v-min-hits --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits --spec-default""",
     "--samplers gives the order of the samplers, by their names": "--sampler-seq --sampling-seq",
-    "pyggml has no such sampler": "--adaptive-target --adaptive-decay",
     "chat templates are always Jinja: leave it out": "--jinja --no-jinja",
     "`pyggml serve` and `create_chat_completion` in Python read reasoning and tool calls": """
         --reasoning-format --reasoning-budget --reasoning-budget-message --reasoning-preserve --no-reasoning-preserve
-        --skip-chat-parsing --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant""",
+        --skip-chat-parsing --no-skip-chat-parsing""",
+    "`pyggml serve` goes on with messages that were begun": "--prefill-assistant --no-prefill-assistant",
     "`pyggml serve` has --reasoning-budget (0: none), and a chat may have a reasoning_effort": """
         -rea --reasoning --reasoning-effort""",
     "-v shows what is loaded and computed, and --log-file writes it to a file": """
@@ -87,7 +87,7 @@ _INSTEAD = {
         --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens""",
     "pyggml reads no videos, and writes text alone": """
         --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file""",
-    "`pyggml serve` serves one model, or those of --models-dir": """
+    "`pyggml serve` serves one model, or those of --models-dir and --models-preset": """
         --models-dir --models-preset --models-max --models-autoload --no-models-autoload --server-base --tags""",
     "`pyggml serve` has it": "--sleep-idle-seconds",
     "`pyggml serve` runs no tools: those of a request go to the client": """

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from pyggml.errors import ModelError
+from pyggml.errors import GGMLError, ModelError
 
 from .loaded import LoadedModel
 from .tower import LoadedTower, open_tower_of
 
 S = TypeVar("S")
 _DOES = {"vision": "sees", "audio": "hears"}
+
+
+def has_sense(model: LoadedModel, side: str) -> bool:
+    """Whether the model has a tower of that side (`vision` or `audio`) that can be loaded."""
+    try:
+        return open_tower_of(model.path, model.mmproj, side, keeps=False) is not None
+    except GGMLError:
+        return False
 
 
 def sense(model: LoadedModel, side: str, made_of: Callable[[LoadedModel, LoadedTower], S]) -> S:

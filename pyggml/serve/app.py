@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from . import activations, anthropic, embeddings, inside, native, openai, respon
 from .batches import Batches
 from .errors import HTTPError, of_request
 from .http import Json, error_response
-from .options import Keys, ServeOptions
+from .options import Keys, Preset, ServeOptions
 from .router import Load, Router
 from .service import Service
 from .static import PageFiles
@@ -50,6 +50,7 @@ _POST: dict[str, Endpoint] = {
     "/v1/completions": openai.completions,
     "/chat/completions": openai.chat_completions,
     "/v1/chat/completions": openai.chat_completions,
+    "/v1/chat/completions/control": openai.control,
     "/chat/completions/input_tokens": openai.input_tokens,
     "/v1/chat/completions/input_tokens": openai.input_tokens,
     "/v1/responses/input_tokens": responses.input_tokens,
@@ -75,7 +76,6 @@ _POST: dict[str, Endpoint] = {
 }
 _BOTH: dict[str, Endpoint] = {"/props": slots.props, "/lora-adapters": slots.lora_adapters}
 _REFUSED = {  # llama-server's paths that are not served here: the methods, and why
-    "/v1/chat/completions/control": (["POST"], "answers are not changed while they are written (no reasoning_control)"),
     "/v1/stream": (["GET", "DELETE"], "a stream belongs to its connection"),
     "/v1/streams/lookup": (["POST"], "a stream belongs to its connection"),
     "/cors-proxy": (["GET", "POST"], "this server fetches nothing for pages"),
@@ -89,13 +89,13 @@ _PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need 
 
 
 def application(
-    model: Model | str | os.PathLike[str] | None, options: ServeOptions, load: Load = load_model
+    model: Model | str | os.PathLike[str] | None, options: ServeOptions, load: Load, presets: Mapping[str, Preset]
 ) -> Starlette:
     """See `create_app`."""
-    if options.models_dir is not None:
+    if options.models_dir is not None or presets:
         if model is not None:
-            raise ModelError("models_dir: the models of a folder are served, and no other")
-        return _routed(Router(options, load, _of_service), options)
+            raise ModelError("models_dir and presets: the models of a folder, or of presets, are served, and no other")
+        return _routed(Router(options, load, _of_service, presets=presets), options)
     model = model if isinstance(model, Model) else load_model(model)
     if options.sleep_idle_seconds > 0:
         return _routed(Router(options, load, _of_service, model), options)

@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, RequestResponseCycle
 
 from pyggml import limits
 from pyggml.system.files import open_files
 
 from .errors import HTTPError
-from .http import dumps
+from .http import dumps, error_response
 
 _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that the client sees the answer
 _IDLE = 1.0  # seconds without a request after which a connection may make room for another one
@@ -133,6 +134,27 @@ def room() -> int:
     """How many connections there may be: as many as the limit says, and as files may be open. (As many again may have
     been refused, and be about to leave.)"""
     return int(min(limits.CONNECTIONS, max(open_files() - 100, 2) // 2))  # the program has some open, too
+
+
+def until_cut(app: ASGIApp) -> ASGIApp:
+    """The application, whose requests uvicorn cancels when the server must not wait any longer: one without a beginning
+    of an answer is answered 503 then (uvicorn would log a fault, and answer 500)."""
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, noted)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not has_begun:
+                await error_response(HTTPError(503, "the server is stopping"))(scope, receive, send)
+
+    return application
 
 
 class Server(uvicorn.Server):

@@ -37,14 +37,15 @@ def is_progress(token: Token) -> bool:
 
 class Answering:
     """The generations of one request, and their tokens as they come: `async for i, token in answering`, where `i` says
-    of which generation. Belongs to one task; `close` it when nobody listens any more. Raises HTTPError when a
-    generation failed."""
+    of which generation. Belongs to one task; `close` it when nobody listens any more, which calls `at_end`. Raises
+    HTTPError when a generation failed."""
 
     def __init__(self, generations: Sequence[Generation], thread: EngineThread) -> None:
         self.generations, self._thread = generations, thread
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._n_left = len(generations)
+        self.at_end: Callable[[], object] = lambda: None
 
     def __aiter__(self) -> Answering:
         return self
@@ -61,6 +62,7 @@ class Answering:
 
     def close(self) -> None:
         """End the generations that are under way."""
+        self.at_end()
         if self._n_left:
             self._thread.cancel(self)
 

@@ -180,7 +180,7 @@ class _Answer:
             "model": service.name,
             "tokens_predicted": len(g.ids),
             "tokens_evaluated": g.n_prompt,
-            "generation_settings": settings(self._params, bool(body.stream), body.n_probs or 0),
+            "generation_settings": self._settings(),
             "prompt": service.model.detokenize(g.source or g.prompt, unparse_special=True),
             "has_new_line": "\n" in text,
             "truncated": g.long is not None and g.long.n_dropped > 0,
@@ -192,6 +192,18 @@ class _Answer:
         if self._probs and not body.stream:
             shown["completion_probabilities"] = self._probs
         return shown if not body.response_fields else _fields(shown, body.response_fields)
+
+    def _settings(self) -> dict[str, Any]:
+        body, options = self._body, self._service.options
+        loras = self._g.loras or ()
+        return {
+            **settings(self._params, bool(body.stream), body.n_probs or 0),
+            "n_keep": options.n_keep if body.n_keep is None else body.n_keep,
+            "n_discard": body.n_discard or 0,
+            "timings_per_token": bool(body.timings_per_token),
+            "post_sampling_probs": bool(body.post_sampling_probs),
+            "lora": [{"id": i, "scale": scale} for i, (_, scale) in enumerate(loras)],
+        }
 
     def _probability(self, token: int, logprob: float) -> dict[str, Any]:
         data = piece(self._service.model, token)
@@ -210,13 +222,12 @@ def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict
 
 
 def _fields(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The members that are asked for; of one with slashes, what is at the end of its path."""
+    """The members that are asked for; of one with slashes, what is at the end of its path, by the name of the path."""
     found: dict[str, Any] = {}
     for name in names:
         value: Any = shown
-        *path, last = name.split("/")
-        for key in [*path, last]:
+        for key in name.split("/"):
             value = value.get(key, shown) if isinstance(value, dict) else shown  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         if value is not shown:
-            found[last] = value
+            found[name] = value
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Event
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -22,14 +23,17 @@ from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import DONE, Json, event
 from .media import with_media
-from .schemas import ChatBody, CompletionBody, TextBody
+from .schemas import ChatBody, CompletionBody, ControlBody, TextBody
 from .service import FINGERPRINT, Service, progress, service_of, timings
 
 
 async def models(request: Request) -> Response:
     """GET /v1/models."""
-    one = about(service_of(request))
-    names = {"name": one["id"], "model": one["id"]}
+    service = service_of(request)
+    one = about(service)
+    can = ["completion"] * bool(service.n_slot) + ["multimodal"] * any(service.modalities.values())
+    details = {"format": "gguf", "family": service.model.arch, "families": [service.model.arch]}
+    names = {"name": one["id"], "model": one["id"], "type": "model", "capabilities": can, "details": details}
     return Json({"object": "list", "data": [one], "models": [names]})
 
 
@@ -126,6 +130,22 @@ async def chat_completions(request: Request) -> Response:
     return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
+async def control(request: Request) -> Response:
+    """POST /v1/chat/completions/control: end the reasoning of a chat that is being answered."""
+    service = service_of(request)
+    body = await service.read(request, ControlBody.model_validate)
+    if not body.id:
+        raise HTTPError(400, "missing completion id")
+    if body.action != "reasoning_end":
+        raise HTTPError(400, "unknown control action")
+    stop = service.reasoning.get(body.id)
+    if stop is None:
+        said = "no answer of this id is under way with reasoning_control, and with reasoning that a text ends"
+        return Json({"success": False, "message": said})
+    stop.set()
+    return Json({"success": True})
+
+
 async def apply_template(request: Request) -> Response:
     """POST /apply-template."""
     service = service_of(request)
@@ -166,7 +186,29 @@ def chat_of(service: Service, body: ChatBody) -> Chat:
         chat_template_kwargs=variables,
         reasoning_format=body.reasoning_format or service.options.reasoning_format,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        part=_continued(service, body),
+        add_generation_prompt=body.add_generation_prompt is not False,
     )
+
+
+def _continued(service: Service, body: ChatBody) -> str | None:
+    """The part of the last message that the answer continues: what the request asks for, and otherwise a message of the
+    assistant at the end."""
+    asked = body.continue_final_message
+    messages = cast("list[Any]", body.messages) if isinstance(body.messages, list) else []
+    last: Any = messages[-1] if messages else None
+    if asked is False or not isinstance(last, dict):
+        return None
+    message = cast("dict[str, Any]", last)
+    if asked is None:
+        begun = message.get("role") == "assistant" and not message.get("tool_calls")
+        if not begun or not service.options.prefill_assistant:
+            return None
+    elif body.add_generation_prompt:
+        raise HTTPError(400, "continue_final_message and add_generation_prompt cannot both be true")
+    if isinstance(asked, str):
+        return asked
+    return "reasoning_content" if message.get("reasoning_content") and not message.get("content") else "content"
 
 
 def _budget(service: Service, body: ChatBody) -> int:
@@ -175,14 +217,19 @@ def _budget(service: Service, body: ChatBody) -> int:
     return service.options.reasoning_budget if asked is None else whole("thinking_budget_tokens", asked, -1)
 
 
-def _processors(service: Service, body: ChatBody, chat: Chat, params: TextParams) -> Sequence[LogitsProcessor]:
-    """What holds an answer to its budget of reasoning. A grammar says itself what may be written."""
+def _processors(
+    service: Service, body: ChatBody, chat: Chat, params: TextParams, stop: Event
+) -> Sequence[LogitsProcessor]:
+    """What holds an answer to its budget of reasoning, and ends it at `stop`. A grammar says itself what may be
+    written."""
     n, (begin, mark) = _budget(service, body), chat.form.reasoning
-    if n < 0 or not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
+    if n < 0 and not body.reasoning_control:
+        return ()
+    if not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
         return ()
     said = body.reasoning_budget_message
     end = (service.options.reasoning_budget_message if said is None else said) + mark
-    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end),)
+    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end, stop),)
 
 
 @dataclass(frozen=True)
@@ -193,6 +240,7 @@ class _Begun:
 
 async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[ChatAnswer]]:
     """Begin the answers to a chat."""
+    id, stop = new_id("chatcmpl"), Event()
 
     def make() -> _Begun:
         chat = chat_of(service, body)
@@ -200,16 +248,21 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         if chat.constraint:
             params = replace(params, **{"grammar": None, "json_schema": None, **chat.constraint})
         params = replace(params, stop=(*chat.stop, *params.stops))
+        if body.top_logprobs is not None and not body.logprobs:
+            raise HTTPError(400, "top_logprobs requires logprobs to be set to true")
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
-        processors = partial(_processors, service, body, chat, params)
+        processors = partial(_processors, service, body, chat, params, stop)
         return _Begun(
             chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=[chat.media])
         )
 
     begun = await service.prepared(make)
-    id = new_id("chatcmpl")
     answers = [ChatAnswer(begun.chat, g, service.name, i, id) for i, g in enumerate(begun.generations)]
-    return service.submit(body, begun.generations), answers
+    answering = service.submit(body, begun.generations)
+    if body.reasoning_control:
+        service.reasoning[id] = stop
+        answering.at_end = lambda: service.reasoning.pop(id, None)
+    return answering, answers
 
 
 async def whole_chat(service: Service, answering: Answering, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
@@ -225,6 +278,7 @@ async def _chat_events(
     last: Any = None
     for answer in answers:
         last = answer.role()
+        last["choices"][0]["delta"]["content"] = ""  # as OpenAI's: there are clients that look for it
         yield event({**last, "system_fingerprint": FINGERPRINT})
     async for i, token in answering:
         if is_progress(token):
@@ -249,7 +303,8 @@ async def _ends(
     service: Service, body: CompletionBody | ChatBody, answering: Answering, last: Any
 ) -> AsyncIterator[bytes]:
     if last is not None and body.stream_options is not None and body.stream_options.include_usage:
-        yield event({**last, "choices": [], "usage": service.usage(answering.generations)})
+        counted = {"usage": service.usage(answering.generations), "timings": timings(answering.generations[0])}
+        yield event({**last, "choices": [], "system_fingerprint": FINGERPRINT, **counted})
     yield DONE
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from pyggml import limits
 from pyggml.errors import ModelError, one_of, whole
@@ -18,6 +18,9 @@ from pyggml.llm.openai.formats import REASONING_FORMATS
 from pyggml.llm.samplers import TextParams
 from pyggml.small_file import read_text
 from pyggml.stream.sizes import memory_size
+
+if TYPE_CHECKING:
+    from pyggml.llm.model import Model
 
 T = TypeVar("T")
 POOLINGS = ("none", "mean", "cls", "last", "rank")
@@ -100,6 +103,11 @@ class ServeOptions:
     )
     reasoning_budget_message: str = _option(
         "", "--reasoning-budget-message", "Text that ends the reasoning when the budget is spent."
+    )
+    prefill_assistant: bool = _option(
+        True,
+        "--prefill-assistant/--no-prefill-assistant",
+        "Where a chat ends with a message of the assistant, go on writing it.",
     )
     jinja: bool = _option(True, "--jinja", "Chat templates are always Jinja.")
     slot_save_path: str | None = _option(None, "--slot-save-path", "Folder for the texts of slots (default: none).")
@@ -186,6 +194,22 @@ class ServeOptions:
         if not isinstance(found, dict):
             raise ModelError("chat_template_kwargs must be a JSON object")
         return cast("dict[str, Any]", found)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One of several models that are served, with options of its own.
+
+    path      of the model, as `load` takes it; None: that of the model of the same name in `models_dir`
+    options   what the server offers for it; what concerns all models counts as the server has it
+    load      loads the model by its path
+    at_start  whether it is loaded when the server starts
+    """
+
+    path: str | None
+    options: ServeOptions
+    load: Callable[[str], Model]
+    at_start: bool = False
 
 
 class Keys:

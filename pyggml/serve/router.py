@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,7 +25,7 @@ from pyggml.llm.model import Model
 
 from .errors import HTTPError
 from .http import Json, json_body, json_object
-from .options import ServeOptions
+from .options import Preset, ServeOptions
 from .service import Service
 
 Load = Callable[[str], Model]
@@ -34,10 +34,12 @@ _WAKES = {"/props"}  # what asks of a model without naming it, and loads it neve
 
 @dataclass(eq=False)
 class Served:
-    """A model that can be served. `n_open`: requests under way; `used`: when the last one ended or began."""
+    """A model that can be served. `preset`: options of its own; `n_open`: requests under way; `used`: when the last one
+    ended or began."""
 
     name: str
     path: str
+    preset: Preset | None = None
     app: ASGIApp | None = None
     service: Service | None = None
     n_open: int = 0
@@ -58,15 +60,27 @@ class Router:
 
     make   makes the application of a model
     only   a model that is loaded already, and no other is served then
+    presets  further models by name, or options of those of the folder; "*": of models without a preset. Raises
+             ModelError for a name without a model
     """
 
     def __init__(
-        self, options: ServeOptions, load: Load, make: Callable[[Service], Starlette], only: Model | None = None
+        self,
+        options: ServeOptions,
+        load: Load,
+        make: Callable[[Service], Starlette],
+        only: Model | None = None,
+        presets: Mapping[str, Preset] | None = None,
     ) -> None:
         self._options, self._load, self._make = options, load, make
+        self._presets = presets or {}
         self._lock = asyncio.Lock()
         self._known: dict[str, Served] = {}
         self._single = only is not None
+        for name in self._presets.keys() - self.known.keys() - {"*"}:
+            raise ModelError(f"the preset {name!r:.80} names no model, and models_dir has none of this name")
+        if self._presets and not self.known:
+            raise ModelError("the presets name no model")
         if only is not None:
             name = options.alias.split(",")[0] or only.path
             self._known[name] = self._begun(Served(name, only.path), only)
@@ -75,10 +89,11 @@ class Router:
     def known(self) -> Mapping[str, Served]:
         """The models by name; files that came or went since are looked for."""
         folder = self._options.models_dir
-        if not self._single and folder is not None:
-            found = models_in(folder)
+        if not self._single:
+            found = {} if folder is None else models_in(folder)
+            found |= {name: p.path for name, p in self._presets.items() if p.path is not None}
             for name, path in found.items():
-                self._known.setdefault(name, Served(name, path))
+                self._known.setdefault(name, Served(name, path, self._presets.get(name, self._presets.get("*"))))
             gone = [n for n, m in self._known.items() if n not in found and m.state == "unloaded"]
             for name in gone:
                 del self._known[name]
@@ -87,6 +102,9 @@ class Router:
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncGenerator[None]:
         """The lifespan of the application."""
+        for m in [m for m in self.known.values() if m.preset is not None and m.preset.at_start]:
+            with suppress(HTTPError):  # /models shows that it failed
+                await self.load(m)
         idle = asyncio.ensure_future(self._sleep()) if self._options.sleep_idle_seconds > 0 else None
         try:
             yield
@@ -167,9 +185,9 @@ class Router:
                 if not idle:
                     raise HTTPError(503, f"all of the {most} models that may be loaded are busy: try again later")
                 await self._unload(min(idle, key=lambda x: x.used))
-            m.state = "loading"
+            m.state, load = "loading", self._load if m.preset is None else m.preset.load
             try:
-                await run_in_threadpool(lambda: self._begun(m, self._load(m.path)))
+                await run_in_threadpool(lambda: self._begun(m, load(m.path)))
                 m.failed = False
             except Exception as e:
                 m.state, m.failed = "unloaded", True
@@ -178,7 +196,8 @@ class Router:
 
     def _begun(self, m: Served, model: Model) -> Served:
         name = self._options.alias if self._single and self._options.alias else m.name
-        m.service = Service(model, replace(self._options, alias=name))
+        options = self._options if m.preset is None else m.preset.options
+        m.service = Service(model, replace(options, alias=name))
         m.app, m.state, m.used = self._make(m.service), "loaded", time.monotonic()
         return m
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model
 
 from . import create_app, needs_extra
-from .options import ListenOptions, ServeOptions
-
-if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+from .options import ListenOptions, Preset, ServeOptions
 
 # Seconds for which a Python thread has its turn: 5 ms, Python's own, are ten steps of a small model.
 _SWITCH = 1e-3
@@ -23,32 +18,32 @@ _CUT = 2  # seconds that clients have to take the ends of answers that were cut
 
 
 def run(
-    load: Callable[[str | None], Model], options: ServeOptions, listen: ListenOptions, verbose: bool = False
+    load: Callable[[str | None], Model],
+    options: ServeOptions,
+    listen: ListenOptions,
+    verbose: bool = False,
+    presets: Mapping[str, Preset] | None = None,
 ) -> None:
-    """Serve a model, or those of a folder, until SIGTERM or Ctrl-C ends it; `load` loads a model by its path (None: the
-    only one). No further requests are taken then, and answers under way have `stop_seconds` to end before they are cut;
-    a second signal cuts them at once. Raises ModelError when a package is missing."""
+    """Serve a model, or several, until SIGTERM or Ctrl-C ends it. No further requests are taken then, and answers under
+    way have `stop_seconds` to end before they are cut; a second signal cuts them at once. `load` loads a model by its
+    path (None: the only one); `presets`: see `create_app`. Raises ModelError when a package is missing."""
     try:
         import uvicorn
 
-        from .connection import Connection, Server
+        from .connection import Connection, Server, until_cut
     except ImportError as e:
         raise needs_extra(e) from None
     if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
         raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
-    model = load(None) if options.models_dir is None else None
-    app = create_app(model, options, load)
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(asyncio.CancelledError):  # an answer that is cut is no fault, which uvicorn would log
-            await app(scope, receive, send)
+    model = load(None) if options.models_dir is None and presets is None else None
+    app = create_app(model, options, load, presets)
 
     uds = listen.host if listen.host.endswith(".sock") else None
     where: dict[str, Any] = {"uds": uds} if uds else {"host": listen.host, "port": listen.port}
     if listen.ssl_key_file is not None:
         where |= {"ssl_keyfile": listen.ssl_key_file, "ssl_certfile": listen.ssl_cert_file}
     config = uvicorn.Config(
-        application,
+        until_cut(app),
         **where,
         http=Connection,
         ws="none",
@@ -63,6 +58,8 @@ def run(
         uds
         or f"{scheme}://{f'[{listen.host}]' if ':' in listen.host else listen.host}:{listen.port}{options.api_prefix}"
     )
-    print(f"pyggml serves {options.models_dir if model is None else model.path} at {at}", file=sys.stderr, flush=True)
+    named = [name for name in presets or () if name != "*"]
+    what = ", ".join(filter(None, (options.models_dir, *named))) if model is None else model.path
+    print(f"pyggml serves {what} at {at}", file=sys.stderr, flush=True)
     sys.setswitchinterval(_SWITCH)
     Server(config, options.timeout, listen.stop_seconds, app.state.cut).run()

@@ -82,17 +82,12 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
 
 # Members that llama-server has and this server refuses, unless they have these values, which change nothing.
 REFUSED: Mapping[str, Any] = {
-    "adaptive_target": -1,
     "grammar_lazy": False,
     "parse_tool_calls": True,
-    "continue_final_message": False,
-    "add_generation_prompt": True,
-    "reasoning_control": False,
 }
 # Members that llama-server has and that change no answer: hints to its cache and its GPU, what its own /apply-template
 # says to its own /completion, and what it does not read itself. (They are ignored as unknown members are.)
 HINTS = {
-    "adaptive_decay",
     "backend_sampling",
     "chat_format",
     "chat_parser",
@@ -133,12 +128,8 @@ class TextBody(Sampled):
     min_keep: int | None = None
     n_indent: int | None = None
     return_progress: bool | None = None
-    adaptive_target: float | None = None
     grammar_lazy: bool | None = None
     parse_tool_calls: bool | None = None
-    continue_final_message: bool | None = None
-    add_generation_prompt: bool | None = None
-    reasoning_control: bool | None = None
     sse_ping_interval: int | None = None
     max_completion_tokens: int | None = None
 
@@ -187,11 +178,22 @@ class ChatBody(TextBody):
     top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | str | None = None
+    add_generation_prompt: bool | None = None
     reasoning_effort: str | None = None
     reasoning_format: str | None = None
     thinking_budget_tokens: int | None = None
     reasoning_budget_tokens: int | None = None
     reasoning_budget_message: str | None = None
+    reasoning_control: bool | None = None
+
+
+class ControlBody(Body):
+    """/v1/chat/completions/control."""
+
+    model: str | None = None
+    id: str | None = None
+    action: str | None = None
 
 
 class TokenizeBody(Body):
@@ -252,13 +254,11 @@ class ActivationsBody(Body):
     lora: list[Any] | None = None
 
 
-class InsideBody(Body):
-    """/v1/inside."""
+class InsideBody(ChatBody):
+    """/v1/inside: a prompt, or a chat."""
 
-    model: str | None = None
     prompt: Any = None
     n_top: int | None = None
-    lora: list[Any] | None = None
 
 
 class Adapter(Body):

@@ -6,7 +6,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from threading import Event
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
@@ -28,10 +30,11 @@ from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
 from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
-from pyggml.llm.media_prompt import PlacedMedia
+from pyggml.llm.media_prompt import PlacedMedia, media_token
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers import LogitsProcessor, TextParams
+from pyggml.llm.sense import has_sense
 from pyggml.types import Floats
 
 from .budget import ram_of_texts, slot_tokens
@@ -42,6 +45,7 @@ from .options import ServeOptions
 from .schemas import Adapter, TextBody, refuse, sampling
 
 T = TypeVar("T")
+_SIDES = {"vision": "image", "audio": "audio"}
 FINGERPRINT = f"pyggml-{__version__}"
 
 
@@ -51,8 +55,10 @@ class Service:
     name      of the model, in answers
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
+    modalities  whether texts may have pictures (`vision`) and sounds (`audio`)
     has_template  whether the model, or an option, has it; chatml otherwise
     snapshots  of texts that slots have no room for
+    reasoning  by the id of a chat's answer under way: what ends its reasoning
     loras     the adapters, with the scales for requests that have none of their own
     """
 
@@ -64,6 +70,9 @@ class Service:
         self.created = int(time.time())
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)
+        self.modalities = {
+            side: media_token(model, media) is not None and has_sense(model, side) for side, media in _SIDES.items()
+        }
         self.has_template = options.template is not None or "tokenizer.chat_template" in model.kv
         applied = not options.lora_init_without_apply
         self.loras = tuple((lora, scale if applied else 0.0) for lora, scale in model.loras)
@@ -76,6 +85,7 @@ class Service:
         if ctx is not None and self.guesses and options.n_parallel > 1 and any(kv.n_swa for kv in ctx.memory.caches):
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
         self.snapshots = snapshots
+        self.reasoning: WeakValueDictionary[str, Event] = WeakValueDictionary()  # while something heeds it
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _context(self) -> LlamaContext | None:

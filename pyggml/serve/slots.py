@@ -16,7 +16,6 @@ from starlette.responses import PlainTextResponse, Response
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.generate.media_chat import MARKER
-from pyggml.llm.media_prompt import media_token
 from pyggml.llm.samplers import TextParams
 from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
@@ -27,7 +26,6 @@ from .native import settings
 from .service import FINGERPRINT, Service, service_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_MODALITIES = {"vision": "image", "audio": "audio"}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 
@@ -53,7 +51,10 @@ async def props(request: Request) -> Response:
             "total_slots": service.thread.n_slots,
             "model_alias": service.name,
             "model_path": service.model.path,
-            "modalities": {name: media_token(service.model, kind) is not None for name, kind in _MODALITIES.items()},
+            "modalities": {**service.modalities, "video": False},
+            "endpoint_slots": service.options.slots,
+            "endpoint_props": service.options.props,
+            "endpoint_metrics": service.options.metrics,
             "media_marker": MARKER,
             "chat_template": service.template.source,
             "has_chat_template": service.has_template,

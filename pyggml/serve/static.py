@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 _TYPES = {".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}  # systems have other tables of types
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ import httpx
 import openai
 import pytest
 from pydantic import BaseModel
+
+from pyggml.serve.connection import until_cut
 
 from .conftest import KEY, process
 
@@ -226,6 +229,31 @@ def test_what_nobody_waits_for_is_broken_off() -> None:
             asked.result().text
         )
         assert p.wait(10) == 0
+
+
+def test_what_is_cancelled_gets_an_answer() -> None:
+    """uvicorn cancels what has not ended when it must not wait any longer, however busy the machine is. (It would
+    answer 500.)"""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def asked(begins: bool) -> list[Any]:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if begins:
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.sleep(60)
+
+        sent.clear()
+        task = asyncio.ensure_future(until_cut(app)({"type": "http"}, None, send))  # pyright: ignore
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+        return [m.get("status") for m in sent]
+
+    assert asyncio.run(asked(True)) == [200]  # an answer that had begun ends there
+    assert asyncio.run(asked(False)) == [503, None] and b"the server is stopping" in sent[1]["body"]
 
 
 def test_tls(tmp_path: Path) -> None:

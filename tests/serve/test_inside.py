@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
+from pyggml.llm.media_prompt import media_token
+from pyggml.media import Features
 from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.inside import _grid
 
+from ..media_model import MM, TALL, WIDE, write_folder
 from ..random_model import write_random
 
 PROMPT = "A dog and a cat"
@@ -70,10 +76,61 @@ def test_any_head_and_any_layers(arch: str, kv: dict[str, Any], tmp_path: Path) 
         assert seen.sum() == (8 if a["layer"] % 2 == 0 else 40) and seen[-8:].all()  # every other layer has a window
 
 
+@pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
+def test_attention_on_pictures(tmp_path: Path) -> None:
+    """A chat up to the middle of an answer: where its pictures are, and how much attention their rows get."""
+    pytest.importorskip("PIL")
+    model = gg.load_model(write_folder(tmp_path / "m"))
+    urls = [f"data:image/png;base64,{base64.b64encode(p.read_bytes()).decode()}" for p in (WIDE, TALL)]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    chat = [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "?"}]},
+        {"role": "assistant", "content": "So"},
+    ]
+    with TestClient(create_app(model, ServeOptions(n_parallel=1, n_ctx=256, context={"n_threads": 1}))) as c:
+        r = c.post("/v1/inside", json={"messages": chat})
+        assert r.status_code == 200, r.text
+        got, ids = r.json(), [t["id"] for t in r.json()["tokens"]]
+        assert "".join(t["token"] for t in got["tokens"]).endswith("?<assistant>So")
+        assert c.post("/v1/inside", json={"prompt": "hi"}).json()["pictures"] == []
+        long = [{"role": "user", "content": [parts[0], {"type": "text", "text": "word" * 400}]}]
+        assert "exceeds" in c.post("/v1/inside", json={"messages": long}).json()["error"]["message"]
+    grids = [model.picture_features(p).grid for p in (WIDE, TALL)]
+    assert [(1, p["lines"], p["columns"]) for p in got["pictures"]] == grids
+    for p in got["pictures"]:
+        assert p["n"] == p["lines"] * p["columns"] and set(ids[p["first"] : p["first"] + p["n"]]) == {
+            media_token(model)
+        }
+    with model.tap("kq_soft_max_ext-*") as t:
+        model.new_context(256, n_threads=1).decode(gg.MediaPrompt(ids, [WIDE, TALL]))
+    for a in got["attention"]:
+        want = t[f"kq_soft_max_ext-{a['layer']}"][0][:, len(ids) - 1, : len(ids)].mean(0)
+        np.testing.assert_allclose(a["weights"], want, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("places", "shape", "grid"),
+    [
+        ([*range(5, 14)], (1, 3, 8, 8), (3, 3)),
+        ([*range(5, 14)], (9, 3, 8, 8), (0, 0)),  # tiles, which happen to have a square number of rows
+        ([*range(5, 12)], (1, 3, 8, 8), (0, 0)),
+        ([0, 1, 2, 4, 5, 6], (1, 3, 8, 8), (2, 3)),  # a token at the end of each line
+        ([0, 1, 2, 4, 5, 7], (1, 3, 8, 8), (0, 0)),
+        ([0, 1, 2, 3, 9, 10, 11, 12], (2, 3, 8, 8), (0, 0)),
+        ([3], (1, 3, 8, 8), (1, 1)),
+    ],
+)
+def test_grids(places: list[int], shape: tuple[int, ...], grid: tuple[int, int]) -> None:
+    model: Any = SimpleNamespace(process_image=lambda picture: {"pixel_values": np.zeros(shape)})
+    assert _grid(model, None, Features(np.zeros((len(places), 4), np.float32)), places) == grid
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
         ({"prompt": []}, "empty"),
+        ({"messages": [5]}, "list of dicts"),
+        ({"messages": [{"role": "user", "content": "word " * 2000}]}, "exceeds"),
         ({"prompt": ["a", "b"]}, "one text"),
         ({"prompt": [1] * 2000}, "exceeds"),
         ({"prompt": [1, 99999]}, "vocabulary"),

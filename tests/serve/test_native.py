@@ -97,10 +97,10 @@ def test_samplers_follow_the_record(client: TestClient) -> None:
     token = ask(client, return_tokens=True, n_predict=1)["tokens"][0]
     for bias in ([[token, False]], {str(token): -100}, [[token, -100.0]]):
         assert ask(client, logit_bias=bias, return_tokens=True, n_predict=1)["tokens"] != [token]
-    assert ask(client, response_fields=["content", "generation_settings/top_k", "no/such"]).keys() == {
-        "content",
-        "top_k",
-    }
+    fields = ["content", "generation_settings/top_k", "no/such"]
+    assert ask(client, response_fields=fields).keys() == {*fields[:2]}
+    settings = ask(client, n_keep=3, n_discard=2, timings_per_token=True)["generation_settings"]
+    assert settings.items() >= {"n_keep": 3, "n_discard": 2, "timings_per_token": True, "lora": []}.items()
 
 
 def test_the_cache_of_prompts_can_be_left_out(client: TestClient) -> None:

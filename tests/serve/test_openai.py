@@ -49,11 +49,14 @@ def test_a_chat_in_parts(client: TestClient) -> None:
     parts = chat(client, stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=1)
     whole = chat(client, logprobs=True, top_logprobs=1)
     deltas = [p["choices"][0] for p in parts if p["choices"]]
-    assert deltas[0]["delta"] == {"role": "assistant"} and deltas[-1]["finish_reason"] == "length"
+    assert deltas[0]["delta"] == {"role": "assistant", "content": ""} and deltas[-1]["finish_reason"] == "length"
     assert "".join(d["delta"].get("content", "") for d in deltas) == whole["choices"][0]["message"]["content"]
     shown = [x for d in deltas if d["logprobs"] for x in d["logprobs"]["content"]]
     assert [x["token"] for x in shown] == [x["token"] for x in whole["choices"][0]["logprobs"]["content"]]
     assert parts[-1]["choices"] == [] and parts[-1]["usage"]["completion_tokens"] == 8
+    assert parts[-1]["timings"]["predicted_n"] == 8 and "system_fingerprint" in parts[-1]
+    r = client.post("/v1/chat/completions", json={"messages": HI, "top_logprobs": 2})
+    assert r.status_code == 400 and "requires logprobs" in r.json()["error"]["message"]
     assert len({p["id"] for p in parts}) == 1
 
 
@@ -250,3 +253,41 @@ def test_messages(client: TestClient) -> None:
     assert (cut["stop_reason"], cut["stop_sequence"]) == ("stop_sequence", word)
     bad = client.post("/v1/messages", json={**body, "messages": [{"role": "user", "content": [{"type": "image"}]}]})
     assert bad.status_code == 400 and bad.json()["type"] == "error" and "image" in bad.json()["error"]["message"]
+
+
+def test_a_message_that_was_begun_goes_on(client: TestClient, tales: gg.Model) -> None:
+    """In each of the APIs: the answer has what follows, and is the text that the whole prompt leads to."""
+    begun = [*HI, {"role": "assistant", "content": "The fox"}]
+    prompt = client.post("/apply-template", json={"messages": HI}).json()["prompt"]
+    body = {"prompt": prompt + "The fox", "n_predict": 8, "temperature": 0}
+    want = client.post("/completion", json=body).json()["content"]
+    got = chat(client, messages=begun)["choices"][0]
+    assert got["message"]["content"] == want and got["finish_reason"] == "length"
+    parts = chat(client, messages=begun, stream=True)
+    assert "".join(p["choices"][0]["delta"].get("content", "") for p in parts) == want
+    for asked in (True, "content"):
+        assert chat(client, messages=begun, continue_final_message=asked)["choices"][0] == got
+    anthropic = {"messages": begun, "max_tokens": 8, "temperature": 0}
+    assert client.post("/v1/messages", json=anthropic).json()["content"] == [{"type": "text", "text": want}]
+    responses = {"input": begun, "max_output_tokens": 8, "temperature": 0}
+    assert client.post("/v1/responses", json=responses).json()["output"][0]["content"][0]["text"] == want
+
+    def shown(**body: Any) -> str:
+        return client.post("/apply-template", json=body).json()["prompt"]
+
+    assert shown(messages=begun) == prompt + "The fox"
+    ended = shown(messages=begun, continue_final_message=False)
+    assert ended.startswith(prompt + "The fox") and ended.endswith("assistant\n") and len(ended) > len(prompt) + 20
+    assert shown(messages=HI, add_generation_prompt=False) == prompt.removesuffix("<|im_start|>assistant\n")
+    called = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert shown(messages=[*HI, {"role": "assistant", "tool_calls": [called]}]).endswith("assistant\n")
+    for bad, says in (
+        ({"continue_final_message": True, "add_generation_prompt": True}, "cannot both be true"),
+        ({"continue_final_message": "thoughts"}, "reasoning_content"),
+        ({"messages": HI, "continue_final_message": True}, "none of the assistant"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "neither follow a schema"),
+    ):
+        r = client.post("/v1/chat/completions", json={"messages": begun, **bad})
+        assert r.status_code == 400 and says in r.json()["error"]["message"], r.text
+    with TestClient(create_app(tales, ServeOptions(n_parallel=1, n_ctx=256, prefill_assistant=False))) as c:
+        assert c.post("/apply-template", json={"messages": begun}).json()["prompt"] == ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -16,7 +17,8 @@ from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.app import PAGE
 
 from ..browser import Browser
-from .conftest import KEY
+from ..media_model import MM, WIDE, write_folder
+from .conftest import KEY, process
 
 FILES = sorted(p.name for p in PAGE.iterdir())
 TYPES = {
@@ -39,7 +41,7 @@ def test_files_have_types_and_a_strict_policy(client: TestClient) -> None:
         assert got.headers["content-type"] == TYPES[Path(name).suffix]
         policy = dict(part.split(" ", 1) for part in got.headers["content-security-policy"].split("; "))
         assert policy.pop("default-src") == "'none'" and policy["script-src"] == policy["connect-src"] == "'self'"
-        assert set(policy.values()) == {"'self'", "'none'"}
+        assert policy.pop("img-src") == "'self' data:" and set(policy.values()) == {"'self'", "'none'"}
         assert got.headers["cache-control"] == "no-cache" and got.headers["x-content-type-options"] == "nosniff"
         again = client.get(f"/{name}", headers={"if-none-match": got.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
@@ -220,6 +222,51 @@ def test_a_walk_through_the_page(browser: Browser, served: tuple[str, subprocess
     press(b, '#delete button[value="delete"]')
     b.until("document.querySelectorAll('#conversations li').length == 1")
     assert b.errors == []
+
+
+FILE = """(async () => {
+  const bytes = Uint8Array.from(atob(%s), (c) => c.charCodeAt(0));
+  const files = new DataTransfer();
+  files.items.add(new File([bytes], "a.png", { type: "image/png" }));
+  files.items.add(new File(["no picture"], "b.png", { type: "image/png" }));
+  const field = document.querySelector("#picture-file");
+  field.files = files.files;
+  field.dispatchEvent(new Event("change"));
+})()"""
+
+
+@pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
+def test_a_picture_and_where_attention_looked_on_it(browser: Browser, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    b = browser
+    options = ("-m", write_folder(tmp_path / "m"), "-c", 512, "-np", 1, "-n", 12, "--ignore-eos", "--temp", 0)
+    with process(*options) as (url, _):
+        b.visit(url + "/", READY)
+        b.js("localStorage.clear()")
+        b.visit(url + "/?", READY)
+        b.js(FILE % json.dumps(base64.b64encode(WIDE.read_bytes()).decode()))
+        b.until("document.querySelectorAll('#pictures img').length == 1")
+        assert shown(b, "#live") == ["b.png cannot be read as a picture"]
+        press(b, "#pictures button")
+        assert b.js("document.querySelector('#pictures').hidden && document.querySelector('#send').disabled")
+        b.js(FILE % json.dumps(base64.b64encode(WIDE.read_bytes()).decode()))
+        press(b, "#send:enabled")  # a picture without a text
+        b.until(f"{IDLE} && document.querySelectorAll('.assistant .t').length > 2")
+        assert b.js("document.querySelectorAll('.message.user img').length") == 1 and shown(b, ".error") == []
+        b.js("document.querySelectorAll('.assistant .t')[2].click()")
+        press(b, "#probe .look")
+        b.until("document.querySelector('.looked img')?.complete")
+        said = shown(b, ".looked figcaption")
+        assert re.search(r"% on the picture, most at line \d of 3, column \d of 5", said[0]), said
+        alpha = "[...document.querySelector('.looked canvas').getContext('2d').getImageData(0, 0, 5, 3).data]"
+        veil = b.js(f"{alpha}.filter((_, i) => i % 4 == 3)")
+        assert len(veil) == 15 and min(veil) == 0 and max(veil) > 20  # light where it looks most
+        press(b, ".lens button:first-child")
+        assert shown(b, ".looked figcaption") != said
+        press(b, "#probe .look")
+        press(b, "#probe button:not([aria-current]):enabled")  # another token, from which the answer goes on
+        b.until(f"{IDLE} && document.querySelector('.assistant .switcher') !== null")
+        assert shown(b, ".error") == [] and b.errors == []
 
 
 def test_markdown_of_answers_is_safe(browser: Browser, served: tuple[str, subprocess.Popen[bytes]]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,29 @@ def test_budget(client: TestClient, tales: gg.Model) -> None:
     body = {"messages": HI, "max_tokens": 40, "ignore_eos": True, "thinking": {"type": "enabled", "budget_tokens": 4}}
     blocks = client.post("/v1/messages", json=body).json()["content"]
     assert [b["type"] for b in blocks] == ["thinking", "text"]
+
+
+def test_reasoning_is_ended_on_demand(client: TestClient) -> None:
+    """While it is written, by the answer's id."""
+    begun: Any = {"chat_template_kwargs": {"enable_thinking": True}, "ignore_eos": True, "max_tokens": 400}
+    running, path = client.app.state.service.reasoning, "/v1/chat/completions/control"  # pyright: ignore
+    free = message(client, **begun)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(message, client, reasoning_control=True, **begun)
+        while not running:
+            time.sleep(1e-3)
+        (id,) = running
+        r = client.post(path, json={"id": id, "action": "reasoning_end"})
+        assert r.status_code == 200 and r.json() == {"success": True}
+        got = answer.result()
+    assert got["content"] and free["reasoning_content"].startswith(got.get("reasoning_content", ""))
+    assert message(client, reasoning_control=True, **begun) == free and not running  # and nobody asks
+    for other in (id, "chatcmpl-other"):
+        r = client.post(path, json={"id": other, "action": "reasoning_end"})
+        assert r.status_code == 200 and not r.json()["success"] and "under way" in r.json()["message"]
+    for bad, says in (({"action": "reasoning_end"}, "missing"), ({"id": id, "action": "stop"}, "unknown"), ({}, "id")):
+        r = client.post(path, json=bad)
+        assert r.status_code == 400 and says in r.json()["error"]["message"]
 
 
 def test_options_of_the_server(tales: gg.Model) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
+from pyggml.tools.cli import app
 from starlette.testclient import TestClient
 
 import pyggml as gg
@@ -132,3 +134,65 @@ def test_on_the_command_line(folder: Path) -> None:
     with process("--models-dir", folder, "-np", 1, "-c", 128) as (url, _):
         r = httpx.post(f"{url}/completion", json={"model": "tiny", "prompt": "a", "n_predict": 2}, timeout=30)
         assert r.status_code == 200 and r.json()["model"] == "tiny"
+
+
+def write_presets(path: Path, folder: Path) -> Path:
+    path.write_text(
+        f"""version = 1
+[*]            ; for all
+c = 64
+temp = 0.5
+[big]
+model = {folder / "tales.gguf"}
+ctx-size = 128  # more
+ctx-size = 192
+no-slots = false
+jinja = true
+lookup = true
+load-on-startup = on
+stop-timeout = 10
+[tiny]
+parallel = 1
+"""
+    )
+    return path
+
+
+def test_presets(folder: Path, tmp_path: Path, tales: gg.Model) -> None:
+    """A section has the options of its model, [*] those of all; the command line counts more."""
+    ini = write_presets(tmp_path / "m.ini", folder)
+    with (
+        process("--models-preset", ini, "--models-dir", folder, "--temp", 0, "-np", 2) as (url, _),
+        httpx.Client(base_url=url, timeout=30) as c,
+    ):
+        data = {m["id"]: m for m in c.get("/models").json()["data"]}
+        assert data.keys() == {"big", "broken", "tales", "tiny"} and data["big"]["status"]["value"] == "loaded"
+        got = c.post("/completion", json={"model": "big", "prompt": "Once", "n_predict": 3}).json()
+        assert got["content"] == "".join(tales.generate("Once", 3, temp=0.0)) and "draft_n" in got["timings"]
+        sizes: dict[str, int] = {}
+        for name in ("big", "tales", "tiny"):
+            sizes[name] = c.get(f"/props?model={name}").json()["default_generation_settings"]["n_ctx"]
+        assert sizes == {"big": 96, "tales": 32, "tiny": 32}  # of each of two slots
+        r = c.post("/completion", json={"model": "tiny", "prompt": "a", "n_predict": 2})
+        assert r.status_code == 200 and r.json()["generation_settings"]["temperature"] == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the presets name no model"),
+        ("[a]\nmodel", "line 2 is neither"),
+        ("[a]\nctx-sise = 5", "[a]: No such option '--ctx-sise'. (Did you mean"),
+        ("[a]\nn-gpu-layers = 9", "[a]: --n-gpu-layers is an option of llama.cpp. Here pyggml computes on the CPU"),
+        ("[a]\njinja = perhaps", "[a]: 'perhaps' is neither true nor false"),
+        ("[a]\nc = x", "'x' is not a whole number"),
+        ("[a]\nc = 5", "the preset 'a' names no model"),
+        ("[a]\nm = x\nreasoning-budget = -7", "-7 is below -1"),
+        ("[a]\nm = x\nload-on-startup = maybe", "[a]: 'maybe' is neither"),
+    ],
+)
+def test_presets_that_make_no_sense(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "m.ini"
+    path.write_text(text)
+    r = CliRunner().invoke(app, ["serve", "--models-preset", str(path), "--host", str(tmp_path / "none" / "a.sock")])
+    assert r.exit_code and says in " ".join(f"{r.output} {r.exception}".split()), r.output

@@ -74,7 +74,7 @@ WHY_NOT = {
         --reasoning --reasoning-effort --reasoning-budget --reasoning-budget-message
         --reasoning-preserve --chat-template-kwargs""",
     "loading reads the weights once, and a step is as fast the first time": "--warmup --no-warmup --lazy-mode",
-    "no such sampler, and one form of the order": "--adaptive-target --adaptive-decay --sampler-seq --sampling-seq",
+    "one form of the order": "--sampler-seq --sampling-seq",
     "drafts come from a model or from the text": """--lookup-cache-static --lookup-cache-dynamic --spec-synth-len
         --spec-synth-rates --spec-draft-p-split --spec-draft-type-k
         --spec-draft-type-v --spec-ngram-mod-n-min --spec-ngram-mod-n-max
@@ -109,6 +109,8 @@ DEFAULTS: dict[str, Any] = {  # llama.cpp's, by the name of the parameter; the o
     "mirostat": 0,
     "mirostat_tau": 5.0,
     "mirostat_eta": 0.1,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
     "ignore_eos": False,
     "draft_max": 3,
     "draft_min": 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,16 +13,21 @@ from ..vocab import Vocab
 
 
 class ReasoningBudget:
-    """A logits processor that ends reasoning after `n` tokens: then the tokens of `end` are the only ones that can be
-    chosen, one after the other.
+    """A logits processor that ends reasoning after `n` tokens, or when `stop` is set: then the tokens of `end` are the
+    only ones that can be chosen, one after the other.
 
     n_prompt  tokens of the prompt, which are no part of the reply
+    n         tokens that the model may reason for; -1: any number
     begin     the text that begins reasoning; "" when the prompt has begun it
     mark      the text that ends reasoning; a model that writes it by itself is left alone
     end       what is written when the budget is spent: a message, if there is one, and `mark`
+    stop      ends the reasoning, from any thread
     """
 
-    def __init__(self, vocab: Vocab, n_prompt: int, n: int, begin: str, mark: str, end: str) -> None:
+    def __init__(
+        self, vocab: Vocab, n_prompt: int, n: int, begin: str, mark: str, end: str, stop: Event | None = None
+    ) -> None:
+        self.stop = stop or Event()
         self._vocab, self._at, self._n, self._begin, self._mark = vocab, n_prompt, n, begin, mark
         self._end = vocab.tokenize(end, False, True, continued=True)
         self._text, self._n_thought = b"", 0
@@ -34,7 +41,8 @@ class ReasoningBudget:
             self._at += 1
         if self._over or self._waits():
             return logits
-        if self._forced is None and self._n_thought < self._n:
+        spent = self.stop.is_set() or 0 <= self._n <= self._n_thought
+        if self._forced is None and not spent:
             return logits
         at = self._forced or 0
         self._forced, self._over = at + 1, at + 1 == len(self._end)

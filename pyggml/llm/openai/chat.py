@@ -18,6 +18,7 @@ from ..generate.templates import ChatTemplate, find_template
 from ..generate.text import TextStream, chat_ids, stop_strings
 from ..loaded import LoadedModel
 from ..vocab import Vocab
+from .continued import PARTS, check_continued, continued, is_reasoning
 from .formats import REASONING_FORMATS, Dialect, Format, find_format, forced_calls
 from .messages import has_media, prompt_of
 from .reply import Call, Reply
@@ -139,6 +140,7 @@ class Chat:
     one_call    whether further calls are left out
     media       what the chat has of pictures and sounds
     placed      its tokens then, with placeholders
+    part        the part of the last message that the reply continues, one of PARTS; None: it is a message of its own
     """
 
     model: LoadedModel
@@ -153,6 +155,7 @@ class Chat:
     one_call: bool = False
     media: PlacedMedia | None = None
     placed: list[int] | None = None
+    part: str | None = None
 
     @cached_property
     def ids(self) -> list[int]:
@@ -173,9 +176,13 @@ def read_chat(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     reasoning_format: str = "auto",
     parallel_tool_calls: bool = True,
+    part: str | None = None,
+    add_generation_prompt: bool = True,
 ) -> Chat:
     """Read what a chat asks for. `reasoning_format`: one of REASONING_FORMATS. `parallel_tool_calls`: whether there may
-    be several calls. Other arguments, and errors: see `create_chat_completion`."""
+    be several calls. `part`: the reply continues this part of the last message, one of PARTS. `add_generation_prompt`:
+    whether the text goes on to the place where a reply begins. Other arguments, and errors: see
+    `create_chat_completion`."""
     one_of("reasoning_format", reasoning_format, REASONING_FORMATS, ModelError)
     tools, functions = _dicts("tools", tools), _dicts("functions", functions)
     if functions is not None and tools is None:
@@ -187,8 +194,14 @@ def read_chat(
     source = template.source if template.tool_use is None or not offered else template.tool_use
     form = template.form if isinstance(template, Dialect) else find_format(source)
 
+    def written(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+        return prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {}, add_generation_prompt)
+
     def render(messages: Sequence[Mapping[str, Any]]) -> str:
-        return prompt_of(template, model.vocab, messages, offered, chat_template_kwargs or {})
+        if part is None:
+            return written(messages, add_generation_prompt)
+        check_continued(messages, part)
+        return continued(written, messages, part, form)
 
     ids, media = None, None
     if has_media(messages):
@@ -197,8 +210,12 @@ def read_chat(
         text, ids, media = place(model, *split_messages(messages), render, template.name)
     else:
         text = render(messages)
-    thinking = form.opens_reasoning(text)
+    thinking = form.opens_reasoning(text) if part is None else is_reasoning(messages, part, form)
     constraint = _constraint(model.vocab, form, thinking, _forced(choice, schemas), _schema_of(response_format))
+    if part is not None and constraint:
+        raise ModelError(
+            "continue_final_message: a reply that was begun can neither follow a schema nor be made a call"
+        )
     thinking = thinking and not constraint.keys() & {"grammar"}  # such a grammar ends the reasoning first
     old = functions is not None
     return Chat(
@@ -214,6 +231,7 @@ def read_chat(
         not parallel_tool_calls,
         media,
         ids,
+        part,
     )
 
 
@@ -303,7 +321,8 @@ class ChatAnswer:
         self._ids: list[str] = []  # the ids of calls
         self._id, self._created = id or new_id("chatcmpl"), now()
         self._raw = _Raw(chat.model.vocab, g.stop, chat.form)
-        self._text, self._entries = "", list[ChatLogprob]()
+        self._text = "" if chat.part is None else chat.form.opened[PARTS.index(chat.part)]
+        self._entries = list[ChatLogprob]()
         self._before = Reply()
         self._sent = ""  # of the arguments of the call that is being written
 
@@ -360,7 +379,7 @@ class ChatAnswer:
 
     def _reply(self, done: bool) -> Reply:
         chat = self._chat
-        reply = chat.form.parse(self._text, done, chat.names, chat.thinking, chat.reasoning)
+        reply = chat.form.parse(self._text, done, chat.names, chat.thinking, chat.reasoning, chat.part is not None)
         if chat.one_call:
             del reply.calls[1:]
         return reply

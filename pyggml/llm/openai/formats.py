@@ -29,6 +29,7 @@ class Format:
     force      gives the `Forced` call of a tool, from its name and the schema of its parameters
     markers    special tokens that are part of replies
     reasoning  the texts that stand before and after reasoning
+    opened     what stands before content, and before reasoning, besides: a reply that goes on there is read after it
     """
 
     name: str
@@ -36,13 +37,21 @@ class Format:
     force: Forced
     markers: tuple[str, ...] = ()
     reasoning: tuple[str, str] = ("<think>", "</think>")
+    opened: tuple[str, str] = ("", "")
 
     def parse(
-        self, text: str, done: bool, names: frozenset[str], thinking: bool = False, reasoning: str = "auto"
+        self,
+        text: str,
+        done: bool,
+        names: frozenset[str],
+        thinking: bool = False,
+        reasoning: str = "auto",
+        goes_on: bool = False,
     ) -> Reply:
-        """Read a reply. `thinking`: the text begins inside the reasoning; `reasoning`: one of REASONING_FORMATS."""
+        """Read a reply. `thinking`: the text begins inside the reasoning; `reasoning`: one of REASONING_FORMATS;
+        `goes_on`: the text continues a beginning, so that its first spaces count."""
         text = reply.shown(text, (*self.markers, *self.reasoning), done)
-        thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done)
+        thought, rest = reply.split_reasoning(text, *self.reasoning, thinking, done, goes_on)
         found = self.read(rest, done, names)
         if thought and reasoning != "none":
             found.reasoning = thought
@@ -134,6 +143,7 @@ HARMONY = Format(
     lambda name, schema: (f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema),
     _HARMONY,
     ("\0", "\0"),  # no texts stand around reasoning: it has a channel of its own
+    ("<|channel|>final<|message|>", "<|channel|>analysis<|message|>"),
 )
 FUNCTIONARY = Format(
     "functionary",
@@ -142,7 +152,11 @@ FUNCTIONARY = Format(
     ("<function=",),
 )
 FUNCTIONARY_V32 = Format(
-    "functionary-v3.2", reply.read_functionary_v32, lambda name, schema: (f"{name}\n", schema), (">>>",)
+    "functionary-v3.2",
+    reply.read_functionary_v32,
+    lambda name, schema: (f"{name}\n", schema),
+    (">>>",),
+    opened=("all\n", ""),
 )
 COMMAND_R7B = Format(
     "command-r7b",

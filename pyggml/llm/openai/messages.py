@@ -23,8 +23,10 @@ def prompt_of(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
+    add_generation_prompt: bool = True,
 ) -> str:
-    """The text of a chat up to the reply. Where a template says nothing of tools, a system message does."""
+    """The text of a chat, by default up to the place where a reply begins. Where a template says nothing of tools, a
+    system message does."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"messages must be a list of dicts with role and content, not {messages!r:.60}")
     own = {"messages", "vocab", "tools", "self"}
@@ -33,14 +35,18 @@ def prompt_of(
     calls = any(m.get("tool_calls") for m in messages)
     objects = calls and _takes_objects(template, vocab)
     plain = [_message(m, i, objects) for i, m in enumerate(messages)]
-    text = template.render(plain, vocab, tools=tools or None, **variables)
-    if tools and not isinstance(template, Dialect) and text == template.render(plain, vocab, **variables):
+
+    def render(plain: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        return template.render(plain, vocab, add_generation_prompt, tools=tools, **variables)
+
+    text = render(plain, tools or None)
+    if tools and not isinstance(template, Dialect) and text == render(plain, None):
         first = plain[0]["content"] if plain and plain[0]["role"] == "system" else ""
         if not isinstance(first, str):
             raise ModelError("a system message with pictures cannot tell of tools")
         told = {"role": "system", "content": f"{first}\n\n{_described(tools)}".lstrip()}
         rest = plain[1:] if first else plain
-        text = template.render([told, *map(_spelled_out, rest)], vocab, **variables)
+        text = render([told, *map(_spelled_out, rest)], None)
     return text
 
 
@@ -71,11 +77,11 @@ def _content(content: Any, i: int) -> str | list[Any]:
     """Content as one text, or with a picture or sound as its parts."""
     if has_media([{"content": content}]):
         return list(cast("Sequence[Any]", content))
-    return _text(content, i)
+    return text_of(content, i)
 
 
-def _text(content: Any, i: int) -> str:
-    """Content as one text."""
+def text_of(content: Any, i: int) -> str:
+    """The content of the message `i` as one text. Raises ModelError for parts that are none."""
     if content is None:
         return ""
     if isinstance(content, str):

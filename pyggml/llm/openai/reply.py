@@ -37,10 +37,12 @@ class Reply:
 Reader = Callable[[str, bool, frozenset[str]], Reply]
 
 
-def split_reasoning(text: str, begin: str, end: str, inside: bool, done: bool) -> tuple[str, str]:
+def split_reasoning(
+    text: str, begin: str, end: str, inside: bool, done: bool, goes_on: bool = False
+) -> tuple[str, str]:
     """Split a text that starts with reasoning between `begin` and `end`. Returns the reasoning and the rest. `inside`:
-    the text starts after `begin`."""
-    start = text.lstrip()
+    the text starts after `begin`; `goes_on`: in the middle of a text, whose spaces count."""
+    start = text if goes_on and inside else text.lstrip()
     if not inside:
         if not done and begin.startswith(start):
             return "", ""
@@ -48,7 +50,7 @@ def split_reasoning(text: str, begin: str, end: str, inside: bool, done: bool) -
             return "", text
         start = start[len(begin) :]
     thought, _, rest = start.partition(end)
-    return thought.strip(), rest.lstrip("\n")
+    return thought.rstrip() if goes_on else thought.strip(), rest.lstrip("\n")
 
 
 def read_plain(text: str, done: bool, names: frozenset[str]) -> Reply:

@@ -11,6 +11,7 @@ from pyggml.llm.vocab import Vocab
 from pyggml.native.sampling import TopDraw
 from pyggml.types import Floats
 
+from .adaptive import AdaptiveP
 from .base import LogitsProcessor, Processors, Sampler, Setting
 from .candidates import LONG, Candidates, Ids
 from .mirostat import Mirostat
@@ -127,6 +128,8 @@ def _build(p: SamplingParams, vocab: Vocab, rng: np.random.Generator) -> list[Sa
         chain.append(Grammar(vocab, p.grammar, p.json_schema))
     greedy = p.temp < COLDEST and p.dynatemp_range <= 0
     order = ("penalties", "dry", "temperature") if p.mirostat else p.order
+    if not p.mirostat:  # it chooses among what all others leave, wherever it is named
+        order = (*[name for name in order if name != AdaptiveP.name], AdaptiveP.name)
     for name in order:
         s = SAMPLERS[name].of(Setting(p, vocab, rng))
         if s is not None and not (greedy and s.keeps_best):

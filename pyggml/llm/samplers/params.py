@@ -21,6 +21,7 @@ import numpy as np
 from pyggml.errors import BatchError, GGMLError, OptionError, SamplerError
 from pyggml.signature import check_options
 
+from .adaptive import AdaptiveP
 from .base import Sampler
 from .dry import Dry
 from .infill import Infill
@@ -35,7 +36,8 @@ _HUGE = float(np.finfo(np.float32).max)  # samplers compute in f32
 _TOKEN = re.compile("[0-9]{1,10}")
 # The samplers in the order in which a chain has them when `samplers` does not say otherwise.
 IN_ORDER: tuple[type[Sampler], ...] = (Penalties, Dry, TopNSigma, TopK, Typical, TopP, MinP, Xtc, Temperature)
-SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill)}  # the names that `samplers` may have
+# The names that `samplers` may have.
+SAMPLERS: Mapping[str, type[Sampler]] = {s.name: s for s in (*IN_ORDER, Infill, AdaptiveP)}
 _ALIASES = {"temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "nucleus": "top_p"}  # also with - for _
 
 
@@ -51,6 +53,7 @@ _SHARE = Range(0, 1, "from 0 to 1")
 _FROM_0, _FROM_1 = Range(0, inf, "0 or more"), Range(1, inf, "1 or more")
 _LAST_N = Range(-1, inf, "-1 or more")
 _FACTOR, _PENALTY = Range(1e-6, 1e6, "from 1e-6 to 1e6"), Range(-1e9, 1e9, "from -1e9 to 1e9")  # logits stay finite
+_DECAY = Range(0, 0.99, "from 0 to 0.99")
 _STRENGTH = Range(0, 1e9, "from 0 to 1e9")
 
 
@@ -153,6 +156,16 @@ class SamplingParams:
     )
     mirostat_tau: float = _option(5.0, "--mirostat-ent", "Mirostat: surprise to aim at, in bits.", _FROM_0)
     mirostat_eta: float = _option(0.1, "--mirostat-lr", "Mirostat: learning rate.", _FROM_0)
+    adaptive_target: float = _option(
+        -1.0,
+        "--adaptive-target",
+        "Adaptive-p: tokens near this probability, at the end of the chain; -1: off.",
+        Range(-inf, 1, "1 or less"),
+        looks_back=True,
+    )
+    adaptive_decay: float = _option(
+        0.9, "--adaptive-decay", "Adaptive-p: what a chosen token counts less with each further one.", _DECAY
+    )
     logit_bias: Mapping[int, float] = _option(
         {}, "-l --logit-bias", "TOKEN_ID(+/-)BIAS, as in 15-1 or 29905-inf (repeatable)."
     )
@@ -319,6 +332,8 @@ class SamplingOptions(TypedDict, total=False):
     mirostat: int
     mirostat_tau: float
     mirostat_eta: float
+    adaptive_target: float
+    adaptive_decay: float
     logit_bias: Mapping[int, float]
     ignore_eos: bool
     grammar: str | None

@@ -19,35 +19,39 @@ export async function generate(server, conversation, node, signal, changed) {
     const prompt = shown.map((piece) => piece.text).join("");
     return complete({ ...body, prompt }, node, signal, changed);
   }
-  const messages = messagesBefore(conversation, shown);
-  if (!node.text) return chat({ ...body, messages }, node, signal, changed);
-  const prompt = await templated(server, { model, messages }, signal);
-  return complete({ ...body, prompt: prompt + node.text }, node, signal, changed);
+  return chat({ ...body, ...begun(messagesBefore(conversation, shown), node.text, node.reasoning) }, node, signal, changed);
 }
 
-/** What the model held, layer by layer, before it wrote token `i` of `node`: an answer of /v1/inside. */
-export async function lookInside(server, conversation, node, i, signal) {
+/** What the model held, layer by layer, before it wrote token `i` of `node`: an answer of /v1/inside, and the pictures
+    that stand before. */
+export async function lookInside(conversation, node, i, signal) {
   const shown = path(conversation, node.id);
   const model = conversation.model ?? undefined;
   const text = node.tokens.slice(0, i).map((token) => token[0]).join("");
-  const before = conversation.mode === "text"
-    ? shown.slice(0, -1).map((piece) => piece.text).join("")
-    : await templated(server, { model, messages: messagesBefore(conversation, shown) }, signal);
-  return json("v1/inside", { model, prompt: before + text }, signal);
+  const before = shown.slice(0, -1);
+  const asked = conversation.mode === "text"
+    ? { prompt: before.map((piece) => piece.text).join("") + text }
+    : begun(messagesBefore(conversation, shown), text, node.reasoning);
+  return [await json("v1/inside", { model, ...asked }, signal), before.flatMap((piece) => piece.pictures ?? [])];
+}
+
+/** A chat whose answer has begun, if it has a text. */
+function begun(messages, content, reasoning_content) {
+  if (!content) return { messages };
+  return { messages: [...messages, { role: "assistant", content, reasoning_content }], continue_final_message: "content" };
 }
 
 /** The messages before the last of those that are shown. */
 function messagesBefore(conversation, shown) {
-  const before = shown.slice(0, -1).filter(({ text }) => text).map(({ role, text }) => ({ role, content: text }));
+  const said = shown.slice(0, -1).filter(({ text, pictures }) => text || pictures);
+  const before = said.map(({ role, text, pictures }) => ({ role, content: pictures ? parts(text, pictures) : text }));
   return conversation.system.trim() ? [{ role: "system", content: conversation.system }, ...before] : before;
 }
 
-/** Messages as a prompt, without the token that the server writes before every prompt. */
-async function templated(server, body, signal) {
-  const { prompt } = await json("apply-template", body, signal);
-  const bos = server.props?.bos_token;
-  return bos && prompt.startsWith(bos) ? prompt.slice(bos.length) : prompt;
-}
+const parts = (text, pictures) => [
+  ...pictures.map((url) => ({ type: "image_url", image_url: { url } })),
+  ...(text ? [{ type: "text", text }] : []),
+];
 
 /** The sampling fields of a request: those that were changed. */
 function sampling(server, conversation) {

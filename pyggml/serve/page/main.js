@@ -3,6 +3,7 @@
 import { json, setKey } from "./api.js";
 import { $, eachFrame, h, icon, say } from "./dom.js";
 import { generate, lookInside } from "./generate.js";
+import { startPictures } from "./pictures.js";
 import { startProbe } from "./probe.js";
 import { showDefaults, startSettings } from "./settings.js";
 import { download, drawer, showConversations } from "./sidebar.js";
@@ -21,6 +22,7 @@ let look = null; // looks at the slots
 const thread = new Thread($("thread"), {
   edit(node, text) {
     const made = add(current, node.parent, node.role, text);
+    if (node.pictures) made.pictures = node.pictures;
     if (node.role === "user") run(current, add(current, made.id, "assistant", ""));
     else made.end = "stop";
     changed(current);
@@ -36,6 +38,7 @@ const thread = new Thread($("thread"), {
   },
 });
 
+const pictures = startPictures(sendLabel);
 const closeProbe = startProbe(
   $("thread"),
   (element) => current?.nodes[element.closest("[data-id]")?.dataset.id],
@@ -46,7 +49,7 @@ const closeProbe = startProbe(
     else branch.end = "stop"; // the alternative was to end here
     changed(current);
   },
-  (node, i, signal) => lookInside(server, current, node, i, signal),
+  (node, i, signal) => lookInside(current, node, i, signal),
 );
 
 // -- answers ------------------------------------------------------------------------------------------------------------
@@ -132,6 +135,7 @@ function show() {
   $("stop").hidden = !busy;
   $("say").placeholder = isText ? (empty ? "Begin a text" : "Write on, or let the model continue") : "Message";
   $("say-label").textContent = isText ? "Text" : "Message";
+  pictures.allow(!isText && server.props?.modalities?.vision === true);
   sendLabel();
   if ($("system").value !== current.system) $("system").value = current.system;
   $("system-box").hidden = isText;
@@ -160,7 +164,7 @@ function sendLabel() {
   const label = isText && !$("say").value ? "Continue" : "Send";
   $("send").setAttribute("aria-label", label);
   $("send").title = label;
-  $("send").disabled = !$("say").value.trim() && !(isText && last(current).parent);
+  $("send").disabled = !$("say").value.trim() && !pictures.size && !(isText && last(current).parent);
 }
 
 /** Do something that may make the thread longer, and stay at its end if that is where one was. */
@@ -217,12 +221,15 @@ function drop(conversation) {
 function submit(text) {
   if (running()) return;
   let above = last(current);
-  if (text.trim()) {
+  const seen = pictures.taken();
+  if (text.trim() || seen.length) {
     if (current.mode === "text" && above.parent) {
       const so = path(current).map((node) => node.text).join("");
       if (/\S$/.test(so) && /^[\p{L}\p{N}"“‘(]/u.test(text)) text = ` ${text}`;
     }
     above = add(current, above.id, "user", text);
+    if (seen.length) above.pictures = seen;
+    current.title ||= "Picture";
   } else if (current.mode === "chat" || !above.parent) return;
   $("say").value = "";
   grow();

@@ -47,7 +47,7 @@ function shape(text) {
 
 /** Shows the alternatives of the token under the mouse, or of the one that was chosen by keyboard or touch.
     `nodeOf(element)`: the message that an element belongs to. `pick(node, i, alternative)`: continue from there.
-    `inside(node, i, signal)`: what the model held there (see inside.js). */
+    `inside(node, i, signal)`: what the model held there, and the pictures before (see inside.js). */
 export function startProbe(thread, nodeOf, pick, inside) {
   const box = $("probe");
   let shown = null; // the token's element
@@ -124,7 +124,7 @@ export function startProbe(thread, nodeOf, pick, inside) {
     button.textContent = "Looking …";
     let view;
     try {
-      view = insideView(await inside(node, i, signal));
+      view = insideView(...(await inside(node, i, signal)));
     } catch (e) {
       if (signal.aborted) return;
       view = [h("p.bad", { role: "alert" }, e.message)];

@@ -2,6 +2,7 @@
 
 import { copy, h, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
+import { picturesOf } from "./pictures.js";
 import { setHeat, tokenLeaf } from "./probe.js";
 import { path, place } from "./tree.js";
 
@@ -77,7 +78,8 @@ export class Thread {
     }
     const body = h("div.body");
     this.#fill(body, node);
-    article.append(body);
+    if (node.pictures) article.append(picturesOf(node));
+    if (node.text || !mine) article.append(body);
     if (node.error) article.append(h("p.error", { role: "alert" }, node.error));
     article.append(this.#acts(node, isLast));
     return article;

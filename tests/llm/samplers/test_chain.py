@@ -41,6 +41,9 @@ def test_chain_order_and_defaults(vocab: Vocab) -> None:
     assert names(temp=0) == ["greedy"]
     assert names(temp=0, frequency_penalty=1.0, typ_p=0.9) == ["penalties", "typ_p", "greedy"]
     assert names(mirostat=2, temp=0.7) == ["temperature", "mirostat_v2"]
+    assert names(adaptive_target=0.5, samplers="adaptive-p;min_p") == ["min_p", "adaptive_p"]
+    assert names(adaptive_target=0.5, samplers=()) == ["adaptive_p"] and names(samplers=("adaptive_p",)) == []
+    assert names(adaptive_target=0.5, samplers=(), temp=0) == ["greedy"]
     assert names(xtc_probability=1.0, xtc_threshold=0.6, repeat_last_n=0, repeat_penalty=2.0) == names()
     logits = np.random.default_rng(1).standard_normal(259).astype(np.float32) * 3
     first, last = (
@@ -148,7 +151,7 @@ def test_one_token_is_left(vocab: Vocab) -> None:
         ({"temp": math.nan}, "temp must be a finite number"),
         ({"repeat_penalty": 0.0}, "repeat_penalty must be from 1e-6 to 1e6, not 0.0"),
         ({"mirostat": 3}, "mirostat must be 0, 1 or 2"),
-        ({"samplers": "top_k;magic"}, "unknown sampler 'magic'; known are: dry"),
+        ({"samplers": "top_k;magic"}, "unknown sampler 'magic'; known are: adaptive_p, dry"),
         ({"grammar": "root ::= x", "json_schema": "{}"}, "cannot both"),
     ],
 )

@@ -15,6 +15,7 @@ from pyggml.errors import SamplerError
 from pyggml.gguf_io.read import open_gguf
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers import SamplerChain, SamplingParams, guided
+from pyggml.llm.samplers.adaptive import AdaptiveP
 from pyggml.llm.samplers.candidates import Candidates
 from pyggml.llm.samplers.dry import Dry, find_breakers
 from pyggml.llm.samplers.mirostat import Mirostat
@@ -292,6 +293,41 @@ def test_mirostat_1() -> None:
         sampler.accept(token)
         mu -= 0.1 * (-math.log2(p[token] / p[list(left(c))].sum()) - 3.0)
         assert abs(sampler.mu - mu) < 1e-3
+
+
+def test_adaptive_p() -> None:
+    """Against its definition; a token that was none of the candidates changes nothing."""
+    sampler, rng, target, decay = AdaptiveP(0.4, 0.7), np.random.default_rng(5), 0.4, 0.7
+    total, weight = target / (1 - decay), 1 / (1 - decay)
+    for token in (3, 0, 7, 60, 2):
+        logits = rng.standard_normal(9).astype(np.float32) * 3
+        logits[5] = -np.inf
+        c = Candidates(logits)
+        sampler.apply(c)
+        aim = min(max(2 * target - total / weight, 0), 1)
+        far = np.abs(softmax(logits) - aim) / 0.3
+        want = np.where(np.arange(9) == 5, -np.inf, 5 - 10 * far**2 / (1 + far))
+        np.testing.assert_allclose(c.logits, want, rtol=1e-5)
+        sampler.accept(token)
+        if token < 9:
+            total, weight = softmax(logits)[token] + decay * total, 1 + decay * weight
+
+
+def test_adaptive_p_keeps_near_its_target(vocab: Vocab) -> None:
+    """The tokens that are chosen have nearly that probability in the mean; otherwise likelier ones are chosen."""
+    rng, means = np.random.default_rng(1), list[float]()
+    for target in (0.1, 0.3, -1.0):
+        chain = SamplerChain(SamplingParams(adaptive_target=target, seed=1, temp=1.0, min_p=0.02), vocab)
+        assert ("adaptive_p(0.1, decay 0.9)" in str(chain)) == (target == 0.1)
+        found: list[float] = []
+        for _ in range(300):
+            logits = (rng.standard_normal(vocab.n_tokens) * 4).astype(np.float32)
+            ids, probs = SamplerChain(SamplingParams(temp=1.0, min_p=0.02), vocab).distribution(logits)
+            token = chain.sample(logits)
+            chain.accept(token)
+            found.append(float(probs[ids == token][0]))
+        means.append(float(np.mean(found)))
+    assert abs(means[0] - 0.1) < 0.06 and abs(means[1] - 0.3) < 0.06 and means[2] > 0.36
 
 
 @pytest.mark.parametrize("version", [1, 2])
