@@ -65,6 +65,8 @@ class Ring:
         me = threading.get_ident()
         with self._changed:
             g.users.append(me)
+            if g.state is _State.AWAY:
+                g.error = None  # of an earlier attempt, which nobody waited for
             try:
                 while g.state is not _State.HERE:
                     self.check()
@@ -121,8 +123,14 @@ class Ring:
         for o in g.rivals:
             o.state = _State.AWAY
         g.state, g.left, g.error = _State.COMING, len(g.jobs), None
-        for job in g.jobs:
-            self._readers.submit(self._run, g, job)
+        for i, job in enumerate(g.jobs):
+            try:
+                self._readers.submit(self._run, g, job)
+            except BaseException as e:  # no thread, no memory: those before it may be under way
+                g.left -= len(g.jobs) - i
+                g.error = e if g.left else None
+                g.state = _State.COMING if g.left else _State.AWAY
+                raise
 
     def _run(self, g: Group, job: Job) -> None:
         """Do one job of a group. Runs in a reader's thread."""

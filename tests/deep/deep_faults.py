@@ -1,6 +1,7 @@
 """Every call of the system fails once, and from there on: PYGGML_DEEP (200) says how many of each kind are tried.
 
-Allocations below 4096 bytes do not fail: NumPy 2.4 raises SystemError for some of its own, and may crash.
+Allocations below 4096 bytes of NumPy itself do not fail: NumPy 2.4 raises SystemError for some, or crashes
+(`a[ids].max()` with the third one failing does).
 """
 
 from __future__ import annotations
