@@ -36,9 +36,7 @@ from tests.tiny_model import write_gguf
 
 KINDS = ("alloc", "map", "open", "read", "write", "space", "sync", "name", "thread")  # in the order of faults.c
 SHORT = -1
-NUMPY = (
-    "/_multiarray_umath."  # it raises SystemError, or ends the process, when a small allocation of its own fails ...
-)
+NUMPY = "/_multiarray_umath."  # it raises SystemError, or crashes, when a small allocation of its own fails ...
 SPARED = 4096  # ... so those of fewer bytes do not
 ERRORS = {
     "alloc": (errno.ENOMEM,),

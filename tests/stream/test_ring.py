@@ -1,0 +1,64 @@
+"""Groups whose reading fails: whoever waits for one is told, and it is read the next time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pyggml.stream.ring import Group, Ring, in_turn
+
+
+class Readers(ThreadPoolExecutor):
+    """One thread that takes `n_jobs` jobs, and no more."""
+
+    def __init__(self, n_jobs: int) -> None:
+        super().__init__(1)
+        self.n_jobs = n_jobs
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self.n_jobs == 0:
+            raise RuntimeError("can't start new thread")
+        self.n_jobs -= 1
+        return super().submit(fn, *args, **kwargs)
+
+    def wait(self) -> None:
+        super().submit(int).result()
+
+
+@pytest.mark.parametrize("n_jobs", range(3))
+def test_jobs_that_no_reader_takes(n_jobs: int) -> None:
+    readers = Readers(n_jobs)
+    group = Group(Ring(readers), "w", 0, 8, [lambda: 1] * 3)
+    with readers:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            group.acquire()
+        readers.wait()
+        readers.n_jobs = 3
+        group.acquire()
+        group.release()
+        assert not readers.n_jobs and not group.left
+
+
+def test_what_failed_ahead_of_time_is_read_again() -> None:
+    fails = [True]
+
+    def job() -> int:
+        if fails.pop():
+            raise OSError("once")
+        return 8
+
+    readers = Readers(99)
+    ring = Ring(readers)
+    first, second = Group(ring, "a", 0, 8, [lambda: 8]), Group(ring, "b", 8, 16, [job])
+    in_turn([first, second])
+    with readers:
+        first.acquire()  # and `second` is read ahead
+        first.release()
+        readers.wait()
+        fails.append(False)
+        second.acquire()
+        second.release()
+    assert not fails and ring.bytes_read == 16
