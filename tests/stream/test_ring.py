@@ -12,14 +12,17 @@ from pyggml.stream.ring import Group, Ring, in_turn
 
 
 class Readers(ThreadPoolExecutor):
-    """One thread that takes `n_jobs` jobs, and no more."""
+    """One thread that takes `n_jobs` jobs, and no more. As in Python's own, the job that no thread could be started for
+    may stay in the queue: `late`."""
 
-    def __init__(self, n_jobs: int) -> None:
+    def __init__(self, n_jobs: int, late: bool = False) -> None:
         super().__init__(1)
-        self.n_jobs = n_jobs
+        self.n_jobs, self.late = n_jobs, late
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         if self.n_jobs == 0:
+            if self.late:
+                super().submit(fn, *args, **kwargs)
             raise RuntimeError("can't start new thread")
         self.n_jobs -= 1
         return super().submit(fn, *args, **kwargs)
@@ -28,9 +31,10 @@ class Readers(ThreadPoolExecutor):
         super().submit(int).result()
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("n_jobs", range(3))
-def test_jobs_that_no_reader_takes(n_jobs: int) -> None:
-    readers = Readers(n_jobs)
+def test_jobs_that_no_reader_takes(n_jobs: int, late: bool) -> None:
+    readers = Readers(n_jobs, late)
     group = Group(Ring(readers), "w", 0, 8, [lambda: 1] * 3)
     with readers:
         with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -39,7 +43,7 @@ def test_jobs_that_no_reader_takes(n_jobs: int) -> None:
         readers.n_jobs = 3
         group.acquire()
         group.release()
-        assert not readers.n_jobs and not group.left
+        assert not readers.n_jobs and not group.left and not group.running
 
 
 def test_what_failed_ahead_of_time_is_read_again() -> None:
