@@ -27,10 +27,14 @@ static int armed, armed_kind, armed_error;
 static uintptr_t spared_first, spared_end; // where a library lies ...
 static size_t spared_least;                // ... whose smaller allocations are neither counted nor fail
 
+// Small allocations fail in the thread that armed alone: a thread of Python that gets none as it begins leaves the one
+// that started it waiting for ever (CPython's Thread.start), and one of an executor ends without a word.
+static pthread_t armer;
+
 // From now on calls are counted; those of `kind` from the n-th to the last (1 is the first) fail with `error`.
 void fault_arm(int kind, long first, long last, int error) {
   memset(calls, 0, sizeof calls);
-  armed_kind = kind, armed_error = error, fail_at = first, fail_last = last;
+  armed_kind = kind, armed_error = error, fail_at = first, fail_last = last, armer = pthread_self();
   __atomic_store_n(&armed, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -67,7 +71,8 @@ void fault_spare(uintptr_t first, uintptr_t end, size_t least) {
 
 static int alloc_fails(size_t size) {
   if (!__atomic_load_n(&armed, __ATOMIC_SEQ_CST)) return 0;
-  return (size >= spared_least || !spared()) && fails(ALLOC);
+  if (size < spared_least && (!pthread_equal(pthread_self(), armer) || spared())) return 0;
+  return fails(ALLOC);
 }
 
 void *__libc_malloc(size_t);
@@ -97,8 +102,7 @@ static void *real(const char *name, void **found) {
   static void *name##_real;                                                                                            \
   type name params { return fails(kind) ? (type)-1 : REAL(name) args; }
 
-// Small anonymous maps are the interpreter's own: a thread of Python that gets none as it begins leaves the one that
-// started it waiting for ever (CPython's Thread.start).
+// Small anonymous maps are the interpreter's own.
 #define WRAP_MAP(name, off)                                                                                            \
   static void *name##_real;                                                                                            \
   void *name(void *p, size_t n, int prot, int flags, int fd, off at) {                                                 \

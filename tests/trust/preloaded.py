@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 
 
 def faulty(folder: Path, most: int, timeout: float = 300, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run `faults.main(most, **options)`. Every object of Python is an allocation of its own. Skips where there is no C
-    compiler, and under sanitizers, whose allocators this one would replace."""
+    """Run `faults.main(most, **options)`. Skips where there is no C compiler, and under sanitizers, whose allocators
+    this one would replace."""
     if shutil.which("gcc") is None:
         pytest.skip("no C compiler")
     if "LD_PRELOAD" in os.environ:
@@ -25,7 +25,7 @@ def faulty(folder: Path, most: int, timeout: float = 300, **options: object) -> 
     given = "".join(f", {name}={value!r}" for name, value in options.items())
     found = f"import sys; sys.path.append({str(HERE.parents[1])!r})"  # last: the installed package comes first
     code = f"{found}; from tests.trust.faults import main; main({most}{given})"
-    env = {**os.environ, "LD_PRELOAD": str(library), "FAULTS": str(library), "PYTHONMALLOC": "malloc"}
+    env = {**os.environ, "LD_PRELOAD": str(library), "FAULTS": str(library)}
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", code],
         capture_output=True,
