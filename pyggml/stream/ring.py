@@ -26,7 +26,7 @@ class Group:
     def __init__(self, ring: Ring, name: str, start: int, end: int, jobs: Sequence[Job]) -> None:
         self._ring, self.name, self.start, self.end, self.jobs = ring, name, start, end, jobs
         self.state = _State.AWAY
-        self.turn = 0  # how often it was read, or reading it was tried
+        self.turn = 0  # how often reading it has ended: a job of an earlier turn does nothing
         self.left = self.running = 0  # jobs of this turn that have not begun; those that have, and are not done
         self.error: BaseException | None = None  # of this turn: no job begins any more
         self.users: list[int] = []  # threads that hold it or wait for it
@@ -124,7 +124,6 @@ class Ring:
         for o in g.rivals:
             o.state = _State.AWAY
         g.state, g.left, g.running, g.error = _State.COMING, len(g.jobs), 0, None
-        g.turn += 1
         try:
             for job in g.jobs:
                 self._readers.submit(self._run, g, g.turn, job)
@@ -136,6 +135,7 @@ class Ring:
     def _settle(self, g: Group) -> None:
         """Note that a group is here, or that it did not come, when none of its jobs runs or will run."""
         if g.running == 0 and (g.left == 0 or g.error is not None):
+            g.turn += 1
             g.state = _State.HERE if g.error is None and not self._closed else _State.AWAY
             self._changed.notify_all()
 

@@ -66,3 +66,37 @@ def test_what_failed_ahead_of_time_is_read_again() -> None:
         second.acquire()
         second.release()
     assert not fails and ring.bytes_read == 16
+
+
+def test_jobs_that_begin_too_late_do_nothing() -> None:
+    """Another group may be in the place by then."""
+    queue: list[Callable[[], object]] = []
+
+    class Later(Readers):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            queue.append(lambda: fn(*args))
+            return Future()
+
+    done: list[str] = []
+
+    def fails() -> int:
+        raise OSError("damaged")
+
+    def late() -> int:
+        done.append("late")
+        return 8
+
+    ring = Ring(Later(0))
+    group = Group(ring, "a", 0, 8, [fails, late])
+    ring.prefetch(group)
+    queue.pop(0)()
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(group.acquire)  # tries again, and waits
+        while len(queue) < 3:
+            pass
+        queue.pop(0)()
+        assert not done and not waiting.done()
+        queue.pop(1)()
+        queue.pop(0)()
+        with pytest.raises(OSError, match="damaged"):
+            waiting.result()
