@@ -43,6 +43,9 @@ static inline int64_t pg_plus(int64_t a, int64_t b) {
   return __builtin_add_overflow(a, b, &c) ? INT64_MAX : c;
 }
 
+// The scratch memory of a kernel that keeps numbers from 0 to n in 32 bits: `bytes`, or INT64_MAX when n is too large.
+static inline int64_t pg_in_32_bits(int64_t n, int64_t bytes) { return n > INT32_MAX ? INT64_MAX : bytes; }
+
 // Thread ith's share [first, last) of n things.
 typedef struct pg_range {
   int64_t first, last;

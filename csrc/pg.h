@@ -126,7 +126,7 @@ typedef struct pg_plan {
   const int32_t *const *files; // [n_files] of pg_guard: those that its ops read
   int64_t n_files;
   int64_t n_threads;
-  int32_t *chunks;    // [n_ops] shared counters for pg_next
+  int64_t *chunks;    // [n_ops] shared counters for pg_next
   int64_t *spans;     // [n_ops][n_threads][2] when a thread began and ended each op, or NULL: do not measure
   int64_t failed_op;  // where the first failure happened
   int64_t bad_value;  // its detail
@@ -145,7 +145,7 @@ typedef struct pg_plan {
 
 // -- for kernels
 void pg_sync(const pg_task *t, int nth);                         // all `nth` threads of this op meet here
-int pg_next(const pg_task *t);                                   // 0, 1, 2 ...: the next chunk of shared work
+int64_t pg_next(const pg_task *t);                               // 0, 1, 2 ...: the next chunk of shared work
 int pg_fail(const pg_task *t, enum pg_status s, int64_t detail); // note the first failure; returns s
 
 // -- for the binding

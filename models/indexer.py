@@ -39,7 +39,7 @@ INDEX_EPS = 1e-6  # the epsilon of the norm of keys, which files do not say
 class ChosenBlocks(NamedTuple):
     """Blocks of `size` consecutive tokens that an indexer chooses as a whole. A block begins at a multiple of `size`.
     In any case a token sees the last `n_own` blocks, up to its own. With `tail` (n_own is 1) it sees its own block in
-    any case only until that is full."""
+    any case only until that is full, and `n_chosen` counts tokens: at least one block of them."""
 
     size: int
     n_own: int = 1
@@ -78,6 +78,9 @@ class Indexer(HParams):
             raise ModelError(f"an indexer chooses {self.n_chosen}: it must choose something")
         if self.indexers and len(self.indexers) < self.n_layer:
             raise ModelError(f"indexers are told of {len(self.indexers)} layers; there are {self.n_layer}")
+        for t in self.chosen_blocks:
+            if t.tail and self.n_chosen < t.size:  # a token that fills its block would see nothing
+                raise ModelError(f"an indexer chooses {self.n_chosen} tokens: less than one block of {t.size}")
         for il in self.index_layers:
             r = self.rope(il)
             if r is not None and not 0 <= r.first <= self.n_indexer_embd - r.n_rot:

@@ -122,7 +122,7 @@ static int64_t attn_few_floats(const attention *a, int nth) {
 static int64_t attn_work_size(const attention *a, int nth) {
   const int64_t own = pg_times(nth, attn_few_floats(a, nth));
   const int64_t keys = pg_plus(own, pg_times(attn_n_keys(a, nth), attn_keys_floats(a)));
-  return pg_times(4, pg_plus(keys, pg_times(nth, attn_own_floats(a))));
+  return pg_in_32_bits(a->n_kv, pg_times(4, pg_plus(keys, pg_times(nth, attn_own_floats(a)))));
 }
 
 static tile attn_tile_at(const attention *a, int64_t unit) {

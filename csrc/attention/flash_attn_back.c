@@ -99,7 +99,8 @@ static int64_t back_sink_floats(const backward *b) { return attn_up(2 * b->n_hea
 int64_t PG_FN(flash_attn_ext_back_work)(const pg_task *t, int nth) {
   const backward b = back_unpack(t);
   const int64_t sums = pg_times(back_n_sums(&b, nth), back_sums(&b));
-  return pg_times(4, pg_plus(back_sink_floats(&b), pg_plus(sums, pg_times(nth, back_tile_floats(&b)))));
+  const int64_t floats = pg_plus(back_sink_floats(&b), pg_plus(sums, pg_times(nth, back_tile_floats(&b))));
+  return pg_in_32_bits(b.a.n_kv, pg_times(4, floats));
 }
 
 // The width of the columns from c on that are computed together: one or two registers.

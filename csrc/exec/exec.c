@@ -47,7 +47,7 @@ void pg_sync(const pg_task *t, int nth) {
   }
 }
 
-int pg_next(const pg_task *t) { return __atomic_fetch_add(&t->plan->chunks[t->index], 1, __ATOMIC_RELAXED); }
+int64_t pg_next(const pg_task *t) { return __atomic_fetch_add(&t->plan->chunks[t->index], 1, __ATOMIC_RELAXED); }
 
 static void plan_fail(pg_plan *p, int32_t status, int64_t op, int64_t detail) {
   int32_t none = PG_OK;

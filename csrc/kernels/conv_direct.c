@@ -172,7 +172,8 @@ static int convolve(const pg_task *t, int ith, int nth, const conv *c) {
 }
 
 static int64_t work_of(const conv *c, int nth) {
-  return pg_times(pg_plus(pg_plus(weight_size(c), c->taps), pg_times(nth, x_size(c))), sizeof(float));
+  const int64_t floats = pg_plus(pg_plus(weight_size(c), c->taps), pg_times(nth, x_size(c)));
+  return pg_in_32_bits(x_size(c), pg_times(floats, sizeof(float)));
 }
 
 #define OP(name)                                                                                                       \

@@ -182,7 +182,8 @@ static int convolve(const pg_task *t, int ith, int nth, const conv *c) {
 #define OP(name, is_2d)                                                                                                \
   int64_t PG_FN(name##_work)(const pg_task *t, int nth) {                                                              \
     const conv c = conv_of(t, is_2d);                                                                                  \
-    return pg_times(pg_plus(pg_plus(weight_size(&c), 2 * c.taps), pg_times(nth, x_size(&c))), sizeof(float));          \
+    const int64_t floats = pg_plus(pg_plus(weight_size(&c), 2 * c.taps), pg_times(nth, x_size(&c)));                   \
+    return pg_in_32_bits(x_size(&c), pg_times(floats, sizeof(float)));                                                 \
   }                                                                                                                    \
   int PG_FN(name##_any)(const pg_task *t, int ith, int nth) {                                                          \
     conv c = conv_of(t, is_2d);                                                                                        \

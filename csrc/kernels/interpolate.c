@@ -15,7 +15,10 @@ typedef struct table {
   float *weight;
 } table;
 
-static int64_t table_size(const table *a) { return pg_times(a->n_out, (1 + 2 * a->max) * 4); }
+static int64_t table_size(const table *a) {
+  const int64_t most = PG_MAX(PG_MAX(a->n_in, a->n_out), a->max);
+  return pg_in_32_bits(most, pg_times(a->n_out, (1 + 2 * a->max) * 4));
+}
 
 static table table_of(const pg_tensor *from, const pg_tensor *to, int mode, int axis) {
   table a = {.n_in = from->ne[axis], .n_out = to->ne[axis], .mode = mode};

@@ -5,7 +5,8 @@
 // Scratch memory in whole cache lines: the columns by expert [n_used * n_tokens], then where each expert's columns end
 // [n_expert]. Every thread sorts for itself, because that takes less time than waiting for one that does.
 static inline int64_t pg_sorted_bytes_of(const pg_tensor *ids, int64_t n_expert) {
-  return pg_plus(pg_times(pg_plus(pg_times(ids->ne[0], ids->ne[1]), n_expert), 4), 63) / 64 * 64;
+  const int64_t columns = pg_times(ids->ne[0], ids->ne[1]);
+  return pg_in_32_bits(columns, pg_plus(pg_times(pg_plus(columns, n_expert), 4), 63) / 64 * 64);
 }
 
 static inline int64_t pg_sorted_bytes(const pg_task *t) { return pg_sorted_bytes_of(&t->src[2], t->src[0].ne[2]); }

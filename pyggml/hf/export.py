@@ -74,7 +74,7 @@ def export_folder(
             sync_folder(target.parent)
             return
         except ModelError as e:
-            if isinstance(e.__context__, OSError):  # the disk fails: that tells nothing of the family
+            if isinstance(e.__context__, (OSError, MemoryError)):  # the machine fails: that says nothing of the family
                 raise
             reasons.append(f"as {family.types[0]}: {str(e).replace(str(temporary), str(target))}")
         except _DAMAGED as e:

@@ -26,8 +26,9 @@ class Group:
     def __init__(self, ring: Ring, name: str, start: int, end: int, jobs: Sequence[Job]) -> None:
         self._ring, self.name, self.start, self.end, self.jobs = ring, name, start, end, jobs
         self.state = _State.AWAY
-        self.left = 0  # jobs that are not done
-        self.error: BaseException | None = None
+        self.turn = 0  # how often reading it has ended: a job of an earlier turn does nothing
+        self.left = self.running = 0  # jobs of this turn that have not begun; those that have, and are not done
+        self.error: BaseException | None = None  # of this turn: no job begins any more
         self.users: list[int] = []  # threads that hold it or wait for it
         self.rivals: WeakSet[Group] = WeakSet()  # groups in the same place
         self.next: ref[Group] = ref(self)  # the group that was asked for after it, the last time
@@ -65,6 +66,8 @@ class Ring:
         me = threading.get_ident()
         with self._changed:
             g.users.append(me)
+            if g.state is _State.AWAY:
+                g.error = None  # of an earlier attempt, which nobody waited for
             try:
                 while g.state is not _State.HERE:
                     self.check()
@@ -120,27 +123,41 @@ class Ring:
     def _start(self, g: Group) -> None:
         for o in g.rivals:
             o.state = _State.AWAY
-        g.state, g.left, g.error = _State.COMING, len(g.jobs), None
-        for job in g.jobs:
-            self._readers.submit(self._run, g, job)
+        g.state, g.left, g.running, g.error = _State.COMING, len(g.jobs), 0, None
+        try:
+            for job in g.jobs:
+                self._readers.submit(self._run, g, g.turn, job)
+        except BaseException as e:  # no thread, no memory; the job that it was raised for may be among the others
+            g.error = e
+            self._settle(g)
+            raise
 
-    def _run(self, g: Group, job: Job) -> None:
-        """Do one job of a group. Runs in a reader's thread."""
+    def _settle(self, g: Group) -> None:
+        """Note that a group is here, or that it did not come, when none of its jobs runs or will run."""
+        if g.running == 0 and (g.left == 0 or g.error is not None):
+            g.turn += 1
+            g.state = _State.HERE if g.error is None and not self._closed else _State.AWAY
+            self._changed.notify_all()
+
+    def _run(self, g: Group, turn: int, job: Job) -> None:
+        """Do one job of a group, if it is still wanted. Runs in a reader's thread."""
+        with self._changed:
+            if turn != g.turn or g.error is not None:
+                return
+            g.left, g.running = g.left - 1, g.running + 1
         n, error = 0, None
         try:
-            if not self._closed and g.error is None and threading.main_thread().is_alive():
+            if not self._closed and threading.main_thread().is_alive():
                 n = job()
         except BaseException as e:
             error = e
         with self._changed:
             self.bytes_read += n
             g.error = g.error or error
-            g.left -= 1
-            if 0 < g.left < READERS and g.users:  # who waits for it is done with the one before: no reader is idle
+            g.running -= 1
+            self._settle(g)
+            if 0 < g.left + g.running < READERS and g.users:  # who waits for it is done with the one before
                 self.prefetch(g.next())
-            if g.left == 0:
-                g.state = _State.HERE if g.error is None and not self._closed else _State.AWAY
-                self._changed.notify_all()
 
 
 def in_turn(groups: Sequence[Group]) -> None:

@@ -1,6 +1,9 @@
 """Every call of the system fails once, and from there on: PYGGML_DEEP (200) says how many of each kind are tried.
 
-Allocations below 4096 bytes do not fail: NumPy 2.4 raises SystemError for some of its own, and may crash.
+Allocations below 4096 bytes fail in the thread that does the operation alone, and not those of NumPy itself:
+NumPy 2.4 raises SystemError for some, or crashes (`a[ids].max()` with the third one failing does). With
+PYTHONMALLOC=malloc in the environment each object of Python is an allocation, too; then the interpreter's own code
+fails in other ways (a worker of an executor ends without a word).
 """
 
 from __future__ import annotations

@@ -112,6 +112,7 @@ def test_situ(linear_beta: float, halves: bool) -> None:
         ("hyper_connection.sinkhorn_iterations", 1 << 20, "not from 1 to 100"),
         ("rope.dimension_count", 8, "supported is 0"),
         ("attention.indexer.kpool_select_tail", False, "supported is True"),
+        ("attention.indexer.top_k", 3, "chooses 3 tokens: less than one block of 4"),
     ],
 )
 def test_files_that_lie(key: str, value: object, text: str) -> None:

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -23,16 +24,17 @@ enum { SHORT = -1 }; // as an error: reads and writes do half of what is asked
 
 static long calls[N_KINDS], fail_at, fail_last;
 static int armed, armed_kind, armed_error;
-static size_t alloc_least; // smaller allocations are neither counted nor fail, but for those of our own library
-static uintptr_t own_first, own_end;
+static uintptr_t spared_first, spared_end; // where a library lies ...
+static size_t spared_least;                // ... whose smaller allocations are neither counted nor fail
 
-// Where our own library lies in memory.
-void fault_own(uintptr_t first, uintptr_t end) { own_first = first, own_end = end; }
+// Small allocations fail in the thread that armed alone: a thread of Python that gets none as it begins leaves the one
+// that started it waiting for ever (CPython's Thread.start), and one of an executor ends without a word.
+static pthread_t armer;
 
 // From now on calls are counted; those of `kind` from the n-th to the last (1 is the first) fail with `error`.
-void fault_arm(int kind, long first, long last, int error, size_t least) {
+void fault_arm(int kind, long first, long last, int error) {
   memset(calls, 0, sizeof calls);
-  armed_kind = kind, armed_error = error, fail_at = first, fail_last = last, alloc_least = least;
+  armed_kind = kind, armed_error = error, fail_at = first, fail_last = last, armer = pthread_self();
   __atomic_store_n(&armed, 1, __ATOMIC_SEQ_CST);
 }
 
@@ -48,10 +50,30 @@ static int fails(int kind) {
   return 1;
 }
 
-static int alloc_fails_for(uintptr_t caller, size_t size) {
-  return (size >= alloc_least || (caller >= own_first && caller < own_end)) && fails(ALLOC);
+// Whether the spared library asks for memory, by itself or through a function or two of the interpreter.
+static int spared(void) {
+  static _Thread_local int looking;
+  void *callers[6];
+  if (looking) return 1;
+  looking = 1;
+  const int n = backtrace(callers, 6);
+  looking = 0;
+  for (int i = 0; i < n; i++)
+    if ((uintptr_t)callers[i] >= spared_first && (uintptr_t)callers[i] < spared_end) return 1;
+  return 0;
 }
-#define alloc_fails(size) alloc_fails_for((uintptr_t)__builtin_return_address(0), size)
+
+// Where the library lies whose allocations of less than `least` bytes are spared.
+void fault_spare(uintptr_t first, uintptr_t end, size_t least) {
+  spared(); // the first call loads a library
+  spared_first = first, spared_end = end, spared_least = least;
+}
+
+static int alloc_fails(size_t size) {
+  if (!__atomic_load_n(&armed, __ATOMIC_SEQ_CST)) return 0;
+  if (size < spared_least && (!pthread_equal(pthread_self(), armer) || spared())) return 0;
+  return fails(ALLOC);
+}
 
 void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);
@@ -80,8 +102,7 @@ static void *real(const char *name, void **found) {
   static void *name##_real;                                                                                            \
   type name params { return fails(kind) ? (type)-1 : REAL(name) args; }
 
-// Small anonymous maps are the interpreter's own: a thread of Python that gets none as it begins leaves the one that
-// started it waiting for ever (CPython's Thread.start).
+// Small anonymous maps are the interpreter's own.
 #define WRAP_MAP(name, off)                                                                                            \
   static void *name##_real;                                                                                            \
   void *name(void *p, size_t n, int prot, int flags, int fd, off at) {                                                 \

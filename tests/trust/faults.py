@@ -32,11 +32,12 @@ from pyggml.hf.export import export_folder
 from pyggml.llm.generate.request_file import RequestFile
 from pyggml.llm.quantize.imatrix import ImatrixSums, save_dat, save_sums
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
-from pyggml.native import LIBRARY
 from tests.tiny_model import write_gguf
 
 KINDS = ("alloc", "map", "open", "read", "write", "space", "sync", "name", "thread")  # in the order of faults.c
 SHORT = -1
+NUMPY = "/_multiarray_umath."  # it raises SystemError, or crashes, when a small allocation of its own fails ...
+SPARED = 4096  # ... so those of fewer bytes do not
 ERRORS = {
     "alloc": (errno.ENOMEM,),
     "map": (errno.ENOMEM,),
@@ -49,6 +50,7 @@ ERRORS = {
     "thread": (errno.EAGAIN,),
 }
 NAMED = (MemoryError, OSError, gg.GGMLError)
+INTERPRETERS = ("can't allocate", "digital envelope routines")  # what Python says in the place of MemoryError
 IDS = [1, *range(70, 80)]
 PROMPTS = ("Once upon a time", "a", "the quick brown fox")
 
@@ -199,20 +201,18 @@ def counts() -> tuple[int, int]:
 class Faults:
     """The library, and what came of the calls that failed."""
 
-    def __init__(self, least: int) -> None:
-        self.c, self.least = ctypes.CDLL(os.environ["FAULTS"]), least
+    def __init__(self) -> None:
+        self.c = ctypes.CDLL(os.environ["FAULTS"])
         self.c.fault_calls.restype = ctypes.c_long
-        parts = [x.split()[0].split("-") for x in Path("/proc/self/maps").read_text().splitlines() if LIBRARY in x]
-        ends = [int(x, 16) for part in parts for x in part]
-        self.c.fault_own(ctypes.c_size_t(min(ends)), ctypes.c_size_t(max(ends)))
+        parts = [x.split()[0].split("-") for x in Path("/proc/self/maps").read_text().splitlines() if NUMPY in x]
+        first, *_, end = sorted(int(x, 16) for part in parts for x in part)
+        self.c.fault_spare(*map(ctypes.c_size_t, (first, end, SPARED)))
         self.outcomes = Counter[str]()
         self.unraisable = Counter[str]()
         sys.unraisablehook = lambda u: self.unraisable.update([f"{type(u.exc_value).__name__} in {u.object!r:.60}"])
 
     def arm(self, kind: int, n: int, last: int, error: int) -> None:
-        self.c.fault_arm(
-            kind, ctypes.c_long(n), ctypes.c_long(last), error, ctypes.c_size_t(self.least if kind == 0 else 0)
-        )
+        self.c.fault_arm(kind, ctypes.c_long(n), ctypes.c_long(last), error)
 
     def n_calls(self, run: Callable[[], object], kind: int) -> int:
         self.arm(kind, 0, 0, 0)
@@ -232,6 +232,11 @@ class Faults:
         except NAMED as e:
             self.c.fault_disarm()
             return None, type(e).__name__
+        except (RuntimeError, ValueError) as e:
+            self.c.fault_disarm()
+            if kind or not any(text in str(e) for text in INTERPRETERS):
+                raise
+            return None, "Python's own"
         finally:
             self.c.fault_disarm()
             faulthandler.cancel_dump_traceback_later()
@@ -276,7 +281,8 @@ def sweep(name: str, op: Operation, out: Path, faults: Faults, most: int, kinds:
                     if has[0] > had[0] or has[1] > had[1]:
                         yield f"{where}: descriptors and threads were {had}, are {has} ({outcome})"
                     files = tree(out)
-                    if got is not None and (got != wanted or files != after):
+                    says_so = name == "batch" and b'"error": "there is not enough memory' in files.get("x", b"")
+                    if got is not None and not says_so and (got != wanted or files != after):
                         yield f"{where}: another result without an error"
                     if ever and kind_name == "open":  # no folder can be looked into, to remove it
                         files = {p: data for p, data in files.items() if not p.startswith(".")}
@@ -284,9 +290,10 @@ def sweep(name: str, op: Operation, out: Path, faults: Faults, most: int, kinds:
                         text = files.get("x", b"")
                         if not after["x"].startswith(text) or (text and not text.endswith(b"\n")):
                             yield f"{where}: half a line stays: {text[-40:]!r} ({outcome})"
-                    elif files not in (before, after):
+                    elif files not in (before, after) and not says_so:
                         yield f"{where}: {sorted(files)} of other contents ({outcome})"
-                    if op.state() != state:
+                    emptied_state = name == "load_state" and got is None and op.state() == []  # as it says it may be
+                    if op.state() != state and not emptied_state:
                         yield f"{where}: the object has changed ({outcome})"
                     emptied(out)
                     op.prepare()
@@ -302,7 +309,7 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
 
-def main(most: int, least: int = 4096, names: tuple[str, ...] = (), kinds: tuple[str, ...] = KINDS) -> None:
+def main(most: int, names: tuple[str, ...] = (), kinds: tuple[str, ...] = KINDS) -> None:
     """Try all operations, print what came of them and what is wrong; the exit code is 1 when something is."""
     warnings.simplefilter("ignore")
     wrong: list[str] = []
@@ -311,7 +318,7 @@ def main(most: int, least: int = 4096, names: tuple[str, ...] = (), kinds: tuple
         folder.mkdir()
         out.mkdir()
         all_operations = operations(folder, out)
-        faults = Faults(least)
+        faults = Faults()
         for name in names or all_operations:
             op = all_operations[name]
             for _ in range(3):

@@ -37,12 +37,12 @@ class CpuProgram:
         self._backend, self._resolve, self.steps = backend, resolve, steps
         self.lowered = low = lower(steps, resolve, backend.isa, backend.n_threads)
         n = len(low.nodes)
-        self._chunks = np.zeros(max(n, 1), np.int32)
+        self._chunks = np.zeros(max(n, 1), np.int64)
         self._plan = p = ffi.new("pg_plan *")
         p.ops = ffi.cast("pg_op *", low.ops.__array_interface__["data"][0])
         p.n_ops = n
         self._is_long = low.cost_ns > _LONG_NS
-        p.chunks = ffi.cast("int32_t *", self._chunks.__array_interface__["data"][0])
+        p.chunks = ffi.cast("int64_t *", self._chunks.__array_interface__["data"][0])
         address = int(ffi.cast("intptr_t", p))
         self._files = ffi.new("int32_t *[]", [file.lost for file in low.files])
         p.files, p.n_files = self._files, len(self._files)

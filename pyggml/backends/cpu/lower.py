@@ -40,6 +40,7 @@ if (_OP_SIZE, _TENSOR.size, _PARAM) != _LAYOUT:
 
 _SHARE = 4000.0  # nanoseconds of work from which a second thread pays (1000 to 16000 decode alike on a Cascade Lake)
 _MAX_WORK = 2**62  # bytes; beyond that kernels do not count
+_FAR = 2**48  # bytes: no two elements in memory are that far from each other
 _WAKE = 8  # times that: what ops must share before it pays to wake threads for a plan
 
 
@@ -78,6 +79,16 @@ def cost_ns(t: Tensor) -> float:
     """Roughly the nanoseconds that one thread takes for this node, at its largest."""
     cost = OPS[t.op].cost(t)
     return largest(cost.flops + cost.read + cost.written) / 32
+
+
+def _near(t: Tensor, ne: Ne, nb: Ne) -> list[int]:
+    """`nb`, in which dimensions of one element have the stride of a dense tensor in the place of one that goes beyond
+    any memory. Nothing is read there, but kernels may count with it."""
+    out, dense = list[int](), t.dtype.type_size
+    for i, (n, stride) in enumerate(zip(ne, nb, strict=True)):
+        out.append(dense if n == 1 and stride > _FAR else stride)
+        dense = out[-1] * (n if i else n // t.dtype.block_size)
+    return out
 
 
 class _Address(NamedTuple):
@@ -152,6 +163,8 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         place = i * _OP_SIZE + at
         words = (*ne, *nb)
         if Size not in map(type, words):
+            if max(nb) > _FAR:
+                words = (*ne, *_near(t, ne, nb))
             _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
             return skip, []
         _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *map(largest, words), t.dtype.gguf_id)

@@ -79,7 +79,8 @@ class LogitsFile:
         self._n_rows = self.n_ctx - 1 - self.n_ctx // 2  # rows of each chunk
         at, n_tokens = _HEADER.size, self.n_ctx * self.n_chunks
         row = 4 + 2 * ((self.n_vocab + 1) // 2)
-        if size < at + 4 * n_tokens + 2 * row * self._n_rows * self.n_chunks or self._n_rows < 1 or not self.n_vocab:
+        needed = at + 4 * n_tokens + 2 * row * self._n_rows * self.n_chunks
+        if size < needed or self._n_rows < 1 or not self.n_vocab or not self.n_chunks:
             raise GGUFError(
                 f"{name}: is truncated: {self.n_chunks} chunks of {self.n_ctx} tokens do not fit its {size} bytes"
             )

@@ -458,7 +458,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.fits(12 * (n_chars + 8 * n_nodes))
 
     def _check_join(self, one: Any, other: Any = "", *_: Any, **__: Any) -> None:
-        """One is the separator; the other holds the items."""
+        """One is the separator; the other holds the items, which are characters when it is a text."""
+        if isinstance(one, str) and isinstance(other, str):
+            self._check_parts(max(one, other, key=len))
         n_nodes, n_chars = self._weight((one, other))
         self.fits(4 * (n_chars + 8 * n_nodes + _len(one) * _len(other)))
 
@@ -512,7 +514,7 @@ _METHODS = _table(
 )
 _FILTERS = _table(
     product="center indent",
-    parts="list",
+    parts="groupby list slice sort title wordcount",
     escape="e escape forceescape urlencode xmlattr",
     slow="pprint striptags urlize wordwrap",
     batch="batch",

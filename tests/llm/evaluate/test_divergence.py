@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_files_that_lie(tiny: Path, saved: Path, tmp_path: Path, write_model: Wr
         (data[:12], "is no file"),
         (b"GGUF" + data, "is no file"),
         (b"", "no file"),
+        (b"_logits_" + struct.pack("<III", 2**32 - 1, 2**32 - 1, 0), "truncated: 0 chunks"),
     ):
         bad.write_bytes(text)
         with pytest.raises(GGUFError, match=what):

@@ -126,6 +126,7 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         "{{ '%999999999d' % 5 }}", "{{ '%*d' % (10 ** 9, 5) }}", "{{ '%999999999s' | format('x') }}", "{{ '%999999999d'.encode() % 5 }}",
         "{{ '%999999999d' is divisibleby(5) }}", "{{ ['%999999999d'] | select('divisibleby', 5) | list }}",
         "{{ 'x' | center(10 ** 9) }}", "{{ 'x'.ljust(10 ** 9) }}", "{{ 'x'.zfill(10 ** 9) }}", "{{ '\t\t'.expandtabs(tabsize=10 ** 9) }}",
+        "{{ ('\u1234' * 999999) | sort }}", "{{ ('a-' * 999999) | title }}", "{{ ('\u1234' * 999999) | join }}",
         "{{ 'a\nb' | indent(10 ** 9) }}", "{{ [[1]] | tojson(indent=10 ** 9) }}", "{{ ('<a>' * 3000000) | striptags }}",
         "{{ ('(((' * 1000000) | urlize }}", "{{ strftime_now('%c' * 10000000) }}",
         GROWN + "{{ range(99999) | join(s.x) }}", GROWN + "{{ s.x.join(['a'] * 10000) }}", GROWN + "{{ ('a ' * 9999) | wordwrap(1, wrapstring=s.x) }}",
