@@ -205,7 +205,8 @@ class _Choice(click.Choice):  # pyright: ignore[reportMissingTypeArgument]  # ge
     """One of some words. A truth value, which is what YAML takes on and off for, is one of these two."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(super().convert(("off", "on")[value] if isinstance(value, bool) else value, param, ctx))
+        word: Any = ("off", "on")[value] if isinstance(value, bool) else value
+        return cast("str", super().convert(word, param, ctx))
 
 
 _HUGE = 1 << 32  # llama.cpp's widest whole number, a seed, is below

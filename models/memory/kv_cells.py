@@ -175,9 +175,8 @@ class KVCells:
     @property
     def cells(self) -> list[Cell]:
         """All cells as they are now, to look at."""
-        return [
-            Cell(p, frozenset(np.flatnonzero(s).tolist())) for p, s in zip(self.pos.tolist(), self.seq.T, strict=True)
-        ]
+        seq = self.seq
+        return [Cell(int(self.pos[i]), frozenset(np.flatnonzero(seq[:, i]).tolist())) for i in range(self.size)]
 
     @property
     def seq(self) -> npt.NDArray[np.bool_]:
