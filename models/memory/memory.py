@@ -228,7 +228,7 @@ class Memory:
         first, end = whole("p0", p0), whole("p1", p1)
         if not self.can_remove(seq_id, first, end):
             return False
-        if not is_negative(seq_id) and all(s.pos_max[seq_id] < max(first, 0) for s in self.stores):
+        if not is_negative(seq_id) and all(s.seq_pos_max(seq_id) < max(first, 0) for s in self.stores):
             return True  # there are none
         return all(change(self.stores, lambda s: s.seq_rm(seq_id, first, end)))
 

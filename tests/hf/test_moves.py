@@ -18,6 +18,8 @@ SHAPES = [(48, 6), (24, 10), (40, 6), (3, 24, 8), (24, 1, 4), (1, 24), (24,), (1
 DIMS = {"ssm_conv1d.weight": 3, "shortconv.conv.weight": 3, "ssm_norm": 1, "ssm_a": 1, "ssm_d": 1}
 DIMS |= {
     "token_types": 2,
+    "a.conv1d.1.bias": 1,
+    "a.conv1d.2.bias": 1,
     "self_attn.kv_b_proj.weight": 2,
     "linear_attn.in_proj_qkvz.weight": 2,
     "kimi-linear.ssm_a": 4,
