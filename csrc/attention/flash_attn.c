@@ -114,13 +114,13 @@ static attention attn_few(const attention *a) {
 }
 
 // The keys of a token that is apart.
-static int64_t attn_few_floats(const attention *a, int nth) {
+static int64_t attn_few_floats(const attention *a) {
   const attention few = attn_few(a);
-  return attn_is_shared(a, nth) || a->tile == FEW || a->transposed ? 0 : attn_keys_floats(&few);
+  return a->tile == FEW || a->transposed ? 0 : attn_keys_floats(&few);
 }
 
 static int64_t attn_work_size(const attention *a, int nth) {
-  const int64_t own = pg_times(nth, attn_few_floats(a, nth));
+  const int64_t own = pg_times(nth, attn_few_floats(a));
   const int64_t keys = pg_plus(own, pg_times(attn_n_keys(a, nth), attn_keys_floats(a)));
   return pg_in_32_bits(a->n_kv, pg_times(4, pg_plus(keys, pg_times(nth, attn_own_floats(a)))));
 }
@@ -366,8 +366,8 @@ static int attn_run(const attention *a, const pg_task *t, int ith, int nth, cons
     attn_run_shared(a, t, ith, nth, many);
     return PG_OK;
   }
-  float *p = (float *)t->work, *few = p + nth * attn_keys_floats(a) + ith * attn_few_floats(a, nth);
-  float *own = p + nth * (attn_keys_floats(a) + attn_few_floats(a, nth)) + ith * attn_own_floats(a);
+  float *p = (float *)t->work, *few = p + nth * attn_keys_floats(a) + ith * attn_few_floats(a);
+  float *own = p + nth * (attn_keys_floats(a) + attn_few_floats(a)) + ith * attn_own_floats(a);
   tile_keys k = attn_keys_at(a, p + ith * attn_keys_floats(a)),
             k_few = attn_keys_at(&(attention){.n_kv = a->n_kv, .tile = FEW}, few);
   const state st = attn_state_at(a, own);
