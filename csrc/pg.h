@@ -80,7 +80,8 @@ typedef struct pg_task {
 
 // A kernel does its share, thread `ith` of `nth`, and returns a status.
 typedef int (*pg_kernel)(const pg_task *t, int ith, int nth);
-// Scratch bytes that a kernel needs for this task on `nth` threads.
+// Scratch bytes that a kernel needs for this task on `nth` threads, and on any smaller number: an op may get fewer
+// threads than it is planned for.
 typedef int64_t (*pg_work)(const pg_task *t, int nth);
 
 typedef struct pg_op {

@@ -101,8 +101,11 @@ static scratch attn_scratch_at(const attention *a, float *p) {
 }
 
 // Scratch memory: the keys of each tile, when tiles are shared, or of each thread's tile; then the state and the
-// scratch of each thread.
-static int64_t attn_n_keys(const attention *a, int nth) { return attn_is_shared(a, nth) ? a->n_units : nth; }
+// scratch of each thread. Fewer threads than nth may share where nth do not (8 tiles: 3 threads, but not 4), and those
+// that do not share are at most as many as there are tiles.
+static int64_t attn_n_keys(const attention *a, int nth) {
+  return a->n_units < 4 * nth && a->n_kv >= SHARED_KEYS ? a->n_units : nth;
+}
 
 static int64_t attn_own_floats(const attention *a) { return attn_state_floats(a) + attn_scratch_floats(a); }
 

@@ -112,11 +112,11 @@ def register_kernel(op: OpDef, function: Function, dst: DType, *srcs: DType | No
 
     `function` is a ctypes function (`ctypes.CDLL(path).name`), a cffi pointer (`ffi.addressof(lib, "name")`) or an
     address; its library must stay loaded. `work` is given in the same way: a `pg_work`, which says how much scratch
-    memory the function needs. Parameters come as doubles in the order of `op.params`. The function takes any strides,
-    computes the share of thread `ith` of `nth`, and returns a status. It cannot call the functions that pg.h declares
-    "for kernels". A function that is registered later for the same types replaces the earlier one. `pyggml.testing`
-    checks such functions. Raises BackendError for anything but a C function and an OpDef, DTypeError for anything but a
-    DType.
+    memory the function needs on `nth` threads or fewer. Parameters come as doubles in the order of `op.params`. The
+    function takes any strides, computes the share of thread `ith` of `nth`, and returns a status. It cannot call the
+    functions that pg.h declares "for kernels". A function that is registered later for the same types replaces the
+    earlier one. `pyggml.testing` checks such functions. Raises BackendError for anything but a C function and an OpDef,
+    DTypeError for anything but a DType.
     """
     if not isinstance(op, OpDef):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BackendError(f"register_kernel takes the definition of an op (OpDef), not {op!r:.60}")
