@@ -32,7 +32,7 @@ static int run(int n_threads, int failing) {
   static float x[N], y[N];
   memset(x, 0, sizeof x);
   pg_op ops[64];
-  int32_t counters[64];
+  int64_t counters[64];
   pg_plan p = {.ops = ops, .n_ops = 64, .chunks = counters};
   memset(ops, 0, sizeof ops);
   for (int i = 0; i < 64; i++) {
@@ -99,7 +99,7 @@ static void caller(void *arg) {
 // Threads that run one plan, each with a value of its own, take turns.
 static int together(int n_threads) {
   pg_op ops[8];
-  int32_t counters[8];
+  int64_t counters[8];
   memset(ops, 0, sizeof ops);
   for (int i = 0; i < 8; i++) {
     ops[i].fn = i == 0 ? begin : i == 7 ? finish : count;

@@ -76,7 +76,7 @@ static uint64_t replay_plan(int n_plan) {
   if (n_blocks > MAX_BLOCKS) exit(2);
   block blocks[MAX_BLOCKS];
   pg_op *ops = get_memory(n_ops * sizeof *ops);
-  int32_t *chunks = get_memory(n_ops * sizeof *chunks);
+  int64_t *chunks = get_memory(n_ops * sizeof *chunks);
   char *symbols = get_memory(n_ops * NAME), *work = get_memory(work_size);
   for (uint64_t i = 0; i < n_ops; i++) {
     get(ops + i, sizeof *ops);

@@ -27,7 +27,8 @@ from ..test_attention import steps_for
 
 MOST = 8  # threads
 BEYOND = 1 << 20  # bytes behind scratch memory that nobody may write to
-WAYS = ("", "_r16", "_stored", "_half", "_exact")  # kernels for an op; those of products read the same sources
+# Kernels for an op; those of products read the same sources.
+WAYS = ("", "_r16", "_stored", "_r16_fast", "_stored_fast", "_half", "_exact")
 FUSED = {"attn_vt", "conv_state"}  # kernels that no op has
 
 
@@ -39,7 +40,7 @@ def ways_of(t: Tensor) -> list[str]:
     """The kernels that may compute `t`: those of `WAYS` that know the type of its weights."""
     a = t.src[0] if t.src else None
     repacked = a is not None and lib.pg_r16_bytes(a.dtype.gguf_id, a.ne[0], a.ne[1]) > 0
-    return [way for way in WAYS if repacked or way not in ("_r16", "_stored")]
+    return [way for way in WAYS if repacked or way.split("_")[1:2] not in (["r16"], ["stored"])]
 
 
 def check_scratch(steps: list[Step], isa: str) -> Iterator[str]:
