@@ -114,7 +114,7 @@ def test_attention_asks_for_no_less_when_tiles_are_few(isa: str) -> None:
     """Some numbers of threads share its tiles, and others do not: where those meet."""
     for fused, stem in ((False, "flash_attn_ext"), (True, "attn_vt")):
         for heads in range(1, 4 * MOST + 2):
-            for n_kv, n_tokens in ((255, 1), (256, 1), (2048, 1), (256, 9), (300, 40)):
+            for n_kv, n_tokens in ((255, 1), (256, 1), (2048, 1), (256, 9), (2048, 9), (300, 40)):
                 assert [*check_scratch(attention(heads, n_kv, n_tokens, fused), isa)] == [stem]
 
 
