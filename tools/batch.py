@@ -84,8 +84,7 @@ def batch(
         raise click.BadParameter("--kv-ram is of a batch without --ray")
     if workers is not None and stages is not None:
         raise click.BadParameter("give --workers, which have whole models, or --stages of one")
-    context: ContextOptions = {"flash_attn": True, **run.context()}
-    overrides = run.kv_overrides()
+    context, overrides = run.context(), run.kv_overrides()
     record = {
         "model": model_digest(run.model, overrides),
         "options": {**_asked(sampling, n_predict, stop, context), **adapters.digest()},
@@ -104,7 +103,7 @@ def batch(
 
         with RayActors(ray) as actors:
             options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
-            options.update({"n_threads": run.threads, "flash_attn": context["flash_attn"], "kv_overrides": overrides})
+            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn != "off", "kv_overrides": overrides})
             del context["n_threads"], context["n_threads_batch"]  # each node uses all of its CPUs
             yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..ubatch import UBatch
 
 PADDING, PADDING_FLASH_ATTN = 32, 256
-_CELL = 8  # bytes of a cell's position and delta; and a bit for each sequence
+_CELL = 8  # bytes of a cell's position and delta; which sequences it belongs to takes a bit for each
 
 # Types that store K and V rotated, so that no element stands out in its block (QuaRot, arXiv 2404.00456).
 ROTATED_TYPES = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.IQ4_NL)

@@ -229,7 +229,7 @@ class Memory:
         if not self.can_remove(seq_id, first, end):
             return False
         if not is_negative(seq_id) and all(s.seq_pos_max(seq_id) < max(first, 0) for s in self.stores):
-            return True  # there are none
+            return True  # no store has such positions
         return all(change(self.stores, lambda s: s.seq_rm(seq_id, first, end)))
 
     @changing

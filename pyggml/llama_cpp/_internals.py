@@ -86,23 +86,23 @@ class LlamaModel:
 
     def token_eot(self) -> int:
         """The token at the end of a turn."""
-        return -1 if self.vocab.eot is None else self.vocab.eot
+        return low.id_or_minus_1(self.vocab.eot)
 
     def token_sep(self) -> int:
         """The token between texts."""
-        return -1 if self.vocab.sep is None else self.vocab.sep
+        return low.id_or_minus_1(self.vocab.sep)
 
     def token_prefix(self) -> int:
         """The token before what comes before a gap."""
-        return -1 if self.vocab.fim_pre is None else self.vocab.fim_pre
+        return low.id_or_minus_1(self.vocab.fim_pre)
 
     def token_middle(self) -> int:
         """The token before what fills a gap."""
-        return -1 if self.vocab.fim_mid is None else self.vocab.fim_mid
+        return low.id_or_minus_1(self.vocab.fim_mid)
 
     def token_suffix(self) -> int:
         """The token before what comes after a gap."""
-        return -1 if self.vocab.fim_suf is None else self.vocab.fim_suf
+        return low.id_or_minus_1(self.vocab.fim_suf)
 
     def add_bos_token(self) -> bool:
         """Whether a text begins with bos."""

@@ -397,19 +397,24 @@ def llama_vocab_n_tokens(vocab: Vocab) -> int:
     return vocab.n_tokens
 
 
+def id_or_minus_1(token: int | None) -> int:
+    """A token as llama.cpp gives it: -1 when there is none."""
+    return -1 if token is None else token
+
+
 def llama_vocab_bos(vocab: Vocab) -> int:
     """The token at the beginning of texts; -1 when there is none."""
-    return -1 if vocab.bos is None else vocab.bos
+    return id_or_minus_1(vocab.bos)
 
 
 def llama_vocab_eos(vocab: Vocab) -> int:
     """The token at the end of texts; -1 when there is none."""
-    return -1 if vocab.eos is None else vocab.eos
+    return id_or_minus_1(vocab.eos)
 
 
 def llama_vocab_nl(vocab: Vocab) -> int:
     """The token of a new line; -1 when there is none."""
-    return -1 if vocab.nl is None else vocab.nl
+    return id_or_minus_1(vocab.nl)
 
 
 def llama_vocab_is_eog(vocab: Vocab, token: int) -> bool:

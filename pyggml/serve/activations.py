@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -51,12 +51,19 @@ async def activations(request: Request) -> Response:
 async def one_prompt(service: Service, prompt: Any) -> list[int]:
     """The tokens of a prompt whose nodes are looked at. Raises HTTPError for none, several, and too long ones."""
     prompts = await service.prepared(lambda: service.prompts(prompt))
-    if len(prompts) != 1 or not prompts[0]:
-        raise HTTPError(400, f"prompt: one text, not {len(prompts)}" if len(prompts) != 1 else "the prompt is empty")
-    if len(ids := prompts[0]) > limits.ACTIVATION_TOKENS:
+    if len(prompts) != 1:
+        raise HTTPError(400, f"prompt: one text, not {len(prompts)}")
+    check_length(prompts[0])
+    service.check_tokens(prompts[0])
+    return prompts[0]
+
+
+def check_length(ids: Sequence[int]) -> None:
+    """Raises HTTPError for a prompt without tokens, and for one that is too long to be looked at."""
+    if not ids:
+        raise HTTPError(400, "the prompt is empty")
+    if len(ids) > limits.ACTIVATION_TOKENS:
         raise too_long(len(ids), limits.ACTIVATION_TOKENS)
-    service.check_tokens(ids)
-    return ids
 
 
 def threads(service: Service) -> ContextOptions:

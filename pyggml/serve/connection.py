@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol, Request
 from pyggml import limits
 from pyggml.system.files import open_files
 
-from .errors import HTTPError
+from .errors import HTTPError, stopping
 from .http import dumps, error_response
 
 _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that the client sees the answer
@@ -152,7 +152,7 @@ def until_cut(app: ASGIApp) -> ASGIApp:
             await app(scope, receive, noted)
         except asyncio.CancelledError:
             if scope["type"] == "http" and not has_begun:
-                await error_response(HTTPError(503, "the server is stopping"))(scope, receive, send)
+                await error_response(stopping())(scope, receive, send)
 
     return application
 

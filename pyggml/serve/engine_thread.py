@@ -23,7 +23,7 @@ from pyggml.llm.generate.engine import Engine, Token
 from pyggml.llm.generate.generation import Generation
 from pyggml.llm.generate.snapshots import Snapshots
 
-from .errors import HTTPError, of_generation
+from .errors import HTTPError, of_generation, stopping
 
 T = TypeVar("T")
 _PROGRESS = Token("", -1)  # comes when a part of a prompt has been evaluated, if a request asks for that
@@ -163,7 +163,7 @@ class EngineThread:
     def check_room(self, n: int) -> None:
         """Raises HTTPError (503) when `n` more texts are too many. A request that comes alone is never too large."""
         if self._stopped:
-            raise _stopping()
+            raise stopping()
         if self._n_open and self._n_open + n > self.n_slots + self._n_queue:
             raise HTTPError(503, f"{self._n_open} texts are under way or wait: try again later")
 
@@ -176,7 +176,7 @@ class EngineThread:
         job = _Job(run, ready or (lambda: True))
         with self._lock:
             if self._stopped:
-                raise _stopping()
+                raise stopping()
             self._order(lambda: self._jobs.append(job))
         return await asyncio.wrap_future(job.future)
 
@@ -280,12 +280,8 @@ class EngineThread:
             if self.engine is not None:
                 self.engine.cancel(g)
             answering, i = self._close(g)
-            answering.put([(i, _stopping())])
+            answering.put([(i, stopping())])
         for job in self._jobs:
             if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(_stopping())
+                job.future.set_exception(stopping())
         self._jobs.clear()
-
-
-def _stopping() -> HTTPError:
-    return HTTPError(503, "the server is stopping")

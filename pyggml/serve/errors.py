@@ -65,10 +65,15 @@ def of_request(e: Exception) -> HTTPError:
             return HTTPError(500, f"{type(e).__name__}: {e}")
 
 
+def stopping() -> HTTPError:
+    """The error of a request that the server has no time for any more."""
+    return HTTPError(503, "the server is stopping")
+
+
 def of_generation(e: Exception) -> HTTPError:
     """The error of a text that had begun. What the request asked for is to blame for a SamplerError alone."""
     if isinstance(e, Aborted):
-        return HTTPError(503, "the server is stopping")
+        return stopping()
     if isinstance(e, GGMLError) and not isinstance(e, SamplerError):
         return HTTPError(500, " ".join(str(e).split()))
     return of_request(e)

@@ -13,7 +13,6 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyggml import limits
 from pyggml.codec import Array
 from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
@@ -24,8 +23,8 @@ from pyggml.llm.options import ContextOptions
 from pyggml.llm.samplers.guidance import log_softmax
 from pyggml.media import Features
 
-from .activations import one_prompt, threads
-from .errors import HTTPError, of_request, too_long
+from .activations import check_length, one_prompt, threads
+from .errors import HTTPError, of_request
 from .http import Json, until_gone
 from .media import with_media
 from .openai import chat_of
@@ -74,10 +73,7 @@ class _Asked:
 def _chat(service: Service, body: InsideBody) -> _Asked:
     """A chat, up to the reply or up to the end of one that was begun."""
     chat = chat_of(service, body)
-    if not chat.ids:
-        raise HTTPError(400, "the prompt is empty")
-    if len(chat.ids) > limits.ACTIVATION_TOKENS:
-        raise too_long(len(chat.ids), limits.ACTIVATION_TOKENS)
+    check_length(chat.ids)
     if chat.media is None:
         return _Asked(chat.ids)
     things = split_messages(with_media(service, body.messages))[1]

@@ -91,7 +91,7 @@ class Service:
     def _context(self) -> LlamaContext | None:
         if not self.n_slot:
             return None
-        given = {"flash_attn": True, **self.options.context}  # K and V of texts side by side lie apart
+        given = {"flash_attn": True, **self.options.context}  # then each text reads its own keys and values alone
         options = cast(ContextOptions, {**given, "n_seq_max": self.options.n_parallel})
         if self.model.decoder_start is not None:
             options.update(sizes_to_encode(self.n_slot))

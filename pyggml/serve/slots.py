@@ -20,7 +20,7 @@ from pyggml.llm.samplers import TextParams
 from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
 from .budget import weights_bytes
-from .errors import HTTPError, of_generation, of_request
+from .errors import HTTPError, of_generation, of_request, stopping
 from .http import Json, json_body, json_object
 from .native import settings
 from .service import FINGERPRINT, Service, service_of
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 async def health(request: Request) -> Response:
     """GET /health."""
     if service_of(request).thread.stopped:
-        raise HTTPError(503, "the server is stopping")
+        raise stopping()
     return Json({"status": "ok"})
 
 

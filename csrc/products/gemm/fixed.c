@@ -2,13 +2,6 @@
 #include "products/gemm/fixed_columns.h"
 #include "products/gemm/fixed_dot.h"
 
-// The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart.
-typedef struct target {
-  float *to;
-  int64_t ld;
-  const float (*before)[TILE_ROWS];
-} target;
-
 // A panel times nt columns, over a strip. Columns lie as many apart as r16_fixed_of says.
 PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *steps, int64_t pairs, target t) {
   const r16_fetch f = w->next;

@@ -7,16 +7,6 @@
 
 _Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
 
-// Keep loads and stores in their order: gcc would load what does not fit the registers early.
-#define IN_ORDER __asm__ volatile("" : : : "memory")
-
-// The place of a tile's results, whose columns lie `ld` apart; and the totals before them, if any, TILE_ROWS apart.
-typedef struct target {
-  float *to;
-  int64_t ld;
-  const float (*before)[TILE_ROWS];
-} target;
-
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
   const r16_fetch f = w->next;

@@ -1,9 +1,16 @@
-// Products of pairs of 16-bit integers, for the tiles of fixed.c and fixed_blocks.c.
+// What the tiles of fixed.c, fixed_blocks.c and int8.c share; and products of pairs of 16-bit integers.
 #pragma once
 #include "products/gemm/gemm.h"
 #include "products/r16/vec.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
+
+// The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart.
+typedef struct target {
+  float *to;
+  int64_t ld;
+  const float (*before)[TILE_ROWS];
+} target;
 
 #if VF_N == 4
 #elif VF_N == 16
@@ -34,6 +41,9 @@ PG_INLINE vi dot_pairs(vi sum, vi a, vi b) { return _mm256_add_epi32(sum, _mm256
 #else
 #define STAYS(sum) __asm__("" : "+v"(sum))
 #endif
+
+// Keep loads and stores in their order: gcc would load what does not fit the registers early.
+#define IN_ORDER __asm__ volatile("" : : : "memory")
 
 // sum[j] += two pairs of a panel's rows times two pairs of nt columns, which are `width` apart. Two pairs share the
 // instructions that do not multiply: those that prefetch.

@@ -3,16 +3,6 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/fixed_dot.h"
 
-// Keep loads and stores in their order: gcc would load what does not fit the registers early.
-#define IN_ORDER __asm__ volatile("" : : : "memory")
-
-// The place of a tile's results, whose columns lie `ld` apart; and the totals before them, if any, TILE_ROWS apart.
-typedef struct target {
-  float *to;
-  int64_t ld;
-  const float (*before)[TILE_ROWS];
-} target;
-
 // How the sums of a format are computed: the scales of a unit; whether there are integer scales; and, without VNNI, how
 // many quartets' products fit 16 bits.
 typedef struct kind {

@@ -1,9 +1,7 @@
 // Unpack repacked weights to a panel of codes in bytes, a strip of a group of 16 rows at a time.
 #define R16_INT8
 #include "products/gemm/gemm.h"
-#include "products/gemm/next.h"
-
-enum { UNITS = KC / R16_UNIT, PARTS = R16_ROWS / VF_N };
+#include "products/gemm/weights.h"
 
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
 
@@ -35,8 +33,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
   for (int u = 0; u < n; u++, to += R16_QUARTETS) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
-    const r16_head h = r16_head_of(f, head_bytes ? vf_load_f16(block + part * VF_N * 2) : vf_set1(1.0f),
-                                   head_bytes == 64 ? vf_load_f16(block + 32 + part * VF_N * 2) : vf_zero());
+    const r16_head h = r16_head_at(f, block, part);
     const r16_unit_scales w = r16_scales_of(f, h, unit + r16_lines(f) * R16_LINE + part * VF_N);
     for (int i = 0; i < halves; i++) {
       const vi one = f.scales > R16_D_M ? w.whole[i] : vi_set1(1);
@@ -58,18 +55,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
   }
 }
 
-#define X(name, ...)                                                                                                   \
-  static void put_##name(const uint8_t *group, int n, r16_panel *panel, int row) {                                     \
-    for (int part = 0; part < PARTS; part++) put_part(r16_##name, group, n, part, panel, row + part * VF_N);           \
-  }
-R16_FORMATS(X)
-#undef X
-
-typedef void (*put_fn)(const uint8_t *group, int n, r16_panel *panel, int row);
-
-#define X(name, ...) [PG_##name] = put_##name,
-static const put_fn put_of[] = {R16_FORMATS(X)};
-#undef X
+R16_PUT_OF_FORMATS
 
 void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
   panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);

@@ -29,13 +29,6 @@ PG_INLINE void dot(r16_format f, int nc, const uint8_t *unit, blocks x, dots *t)
   }
 }
 
-// d and m of a block, for the rows of a part.
-PG_INLINE r16_head head_of(r16_format f, const uint8_t *w, int part) {
-  const int head = r16_head_bytes(f);
-  return r16_head_of(f, head ? vf_load_f16(w + part * VF_N * 2) : vf_set1(1.0f),
-                     head == 64 ? vf_load_f16(w + 32 + part * VF_N * 2) : vf_zero());
-}
-
 // One unit of 16 rows, of a block with these heads.
 PG_INLINE void add_unit(r16_format f, int nc, const r16_head *h, const uint8_t *unit, blocks x, r16_sums (*s)[NC]) {
   dots t[NC];
@@ -64,7 +57,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
     __asm__("" : "+r"(w));
     if (asks && f.units > 1) prefetch(nc, w + ahead, head);
     r16_head h[PARTS];
-    EACH(PARTS, i) h[i] = head_of(f, w, i);
+    EACH(PARTS, i) h[i] = r16_head_at(f, w, i);
     for (int first = 0; first < f.units; first += per) {
       for (int u = first; u < first + per; u++) {
         const uint8_t *unit = w + head + u * unit_bytes;
@@ -77,7 +70,7 @@ PG_INLINE void group(r16_format f, int nc, const uint8_t *w, int64_t n_blocks, b
         }
       }
       EACH(PARTS, i) {
-        const r16_head of = head_of(f, w, i); // again, rather than in registers
+        const r16_head of = r16_head_at(f, w, i); // again, rather than in registers
         EACH(nc, c) r16_end_sum(f, &s[i][c], of);
       }
     }

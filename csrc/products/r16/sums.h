@@ -3,9 +3,8 @@
 //
 //   sum    integers of x times codes less their offset, times the integer scale where the format has one: exact, in
 //          any order. A sum is as long as one f32 scale holds, but no longer than r16_sum_elements
-//   acc    over a run of R16_RUN elements, from 0: for each sum in turn, first acc += shift * (sum of x), for each
-//   shift
-//          of its elements, then acc += sum * scale. Each is one fma
+//   acc    over a run of R16_RUN elements, from 0: for each sum in turn, first acc += shift * (sum of x) for each
+//          shift of its elements, then acc += sum * scale. Each is one fma
 //   total  over the runs, from 0: total += acc * d, one fma, where d is the step of x in that run
 //
 // The steps of x keep every sum within 32 bits: see R16_X_NORM.
@@ -32,6 +31,13 @@ typedef struct r16_head {
 
 PG_INLINE r16_head r16_head_of(r16_format f, vf d, vf m) {
   return (r16_head){f.factor == 1 ? d : vf_mul(d, vf_set1(f.factor)), m};
+}
+
+// That of a repacked block, for the rows of a part.
+PG_INLINE r16_head r16_head_at(r16_format f, const uint8_t *block, int part) {
+  const int bytes = r16_head_bytes(f);
+  return r16_head_of(f, bytes ? vf_load_f16(block + part * VF_N * 2) : vf_set1(1.0f),
+                     bytes == 64 ? vf_load_f16(block + 32 + part * VF_N * 2) : vf_zero());
 }
 
 // Of a unit, by half (only the first counts when both halves share one).
