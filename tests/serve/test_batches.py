@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.batches import Batches
 
 from .conftest import KEY, process
 
@@ -114,13 +116,26 @@ def test_cancelled(client: TestClient) -> None:
     assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 200
 
 
-def test_a_server_that_is_started_again_goes_on(tales: gg.Model, tmp_path: Path) -> None:
+def test_a_server_that_is_started_again_goes_on(
+    tales: gg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = Batches._asked  # pyright: ignore[reportPrivateUsage]
+    begun_here: list[str] = []
+
+    async def few_answered(self: Batches, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        begun_here.append(path)
+        if len(begun_here) > 5:
+            await asyncio.Event().wait()  # until the server is stopped
+        return await answered(self, path, body)
+
+    monkeypatch.setattr(Batches, "_asked", few_answered)
     with TestClient(app(tales, tmp_path)) as c:
         batch = begun(c, requests(20, max_tokens=20))
         while not c.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"]:
             time.sleep(0.01)
     output = tmp_path / f"{batch['output_file_id']}.jsonl"
     n_before = output.read_bytes().count(b"\n")
+    monkeypatch.undo()
     with open(output, "ab") as f:
         f.write(b'{"custom_id": "cut')  # by a kill
     with TestClient(app(tales, tmp_path)) as c:

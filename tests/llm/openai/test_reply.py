@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -25,6 +24,8 @@ from pyggml.llm.openai.formats import (
     find_format,
 )
 from pyggml.llm.openai.reply import json_prefix
+
+from ...linear import assert_linear
 
 NAMES = frozenset(("get_weather", "add"))
 BERN: tuple[str, dict[str, Any]] = ("get_weather", {"city": "Bern ☀", "days": 2})
@@ -158,13 +159,7 @@ def test_arguments_are_json_that_every_reader_takes() -> None:
     ids=lambda x: x.name if isinstance(x, Format) else "",
 )
 def test_reading_takes_time_in_proportion_to_the_reply(form: Format, begin: str, part: str) -> None:
-    def seconds(n: int) -> float:
-        text = begin + part * n
-        start = perf_counter()
-        form.parse(text, True, NAMES)
-        return perf_counter() - start
-
-    assert seconds(20000) < 40 * max(min(seconds(2000), seconds(2000)), 0.02)
+    assert_linear(lambda n: form.parse(begin + part * n, True, NAMES), 2000)
 
 
 SEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
