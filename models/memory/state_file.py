@@ -45,20 +45,20 @@ def digest(parts: Iterable[bytes | memoryview]) -> bytes:
     return h.digest()
 
 
-def pack(header: Mapping[str, Any], arrays: Iterable[Array]) -> list[bytes | memoryview]:
-    """The parts of a file with that header and those arrays."""
+def pack(header: Mapping[str, Any], arrays: Iterable[Array], checksum: bool = True) -> list[bytes | memoryview]:
+    """The parts of a file with that header and those arrays. `checksum`: see `StateReader`."""
     text = json.dumps(header, separators=(",", ":")).encode()
     body = [np.ascontiguousarray(a).data.cast("B") for a in arrays if a.size]
     size = _FIXED.size + len(text) + sum(len(part) for part in body) + _DIGEST
     parts: list[bytes | memoryview] = [_FIXED.pack(MAGIC, VERSION, len(text), size), text, *body]
-    return [*parts, digest(parts)]
+    return [*parts, digest(parts) if checksum else bytes(_DIGEST)]
 
 
 class StateReader:
     """Reads the header and then the arrays of a file, in order. Raises StateError for everything that `pack` does not
-    write."""
+    write. What stays in the memory of a process needs no `checksum`: it would take longer than all the rest."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, checksum: bool = True) -> None:
         if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
             raise StateError("this is no saved state: it does not begin with PGSTATE")
         if len(data) < _FIXED.size:
@@ -72,7 +72,7 @@ class StateReader:
         if len(data) != size or end + _DIGEST > size:
             raise StateError("the state is damaged: its lengths contradict each other")
         view = memoryview(data)
-        if digest([view[:-_DIGEST]]) != data[-_DIGEST:]:
+        if checksum and digest([view[:-_DIGEST]]) != data[-_DIGEST:]:
             raise StateError("the state is damaged: its checksum does not match")
         try:
             header = json.loads(bytes(view[_FIXED.size : end]))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from time import monotonic
 from typing import Any, NoReturn, TypeVar
 
+from anyio import fail_after
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -41,21 +42,22 @@ def error_response(e: HTTPError) -> Response:
 
 async def body_of(request: Request, timeout: float, most: int) -> bytes:
     """The body of a request. Raises HTTPError for one that has more than `most` bytes, or comes too slowly."""
-    parts, size = list[bytes](), 0
-    stream, begun = request.stream(), monotonic()
+    parts, size, begun = list[bytes](), 0, monotonic()
     while True:
         left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic()
         try:
-            part = await asyncio.wait_for(anext(stream), min(timeout, left))
-        except StopAsyncIteration:
-            break
-        except asyncio.TimeoutError:
+            with fail_after(min(timeout, left)):
+                message = await request.receive()
+        except TimeoutError:
             raise HTTPError(408, f"the request comes too slowly: {size} bytes of its body so far") from None
-        size += len(part)
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
         if size > most:
             raise HTTPError(413, f"the request is longer than {most} bytes")
-        parts.append(part)
-    return b"".join(parts)
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 async def json_body(request: Request, timeout: float) -> Any:

@@ -87,17 +87,17 @@ def _infill_prompt(service: Service, body: NativeBody) -> Prompts:
 async def _answered(
     request: Request, service: Service, body: NativeBody, prompts: Callable[[Service, NativeBody], Prompts]
 ) -> Response:
-    params = await service.prepared(lambda: service.params(body))
     n_probs = body.n_probs if body.n_probs else None
     n = body.n if body.n_cmpl is None else body.n_cmpl
     kind = AfterSamplers if body.post_sampling_probs and n_probs is not None else Generation
 
     def begin() -> list[Generation]:
         ids, media = zip(*prompts(service, body), strict=True)
-        return service.generations(body, ids, params, n_probs, kind, 1 if n is None else n, media=media)
+        n_each = 1 if n is None else n
+        return service.generations(body, ids, service.params(body), n_probs, kind, n_each, media=media)
 
     answering = await service.begun(body, begin)
-    answers = [_Answer(service, body, params, g, i) for i, g in enumerate(answering.generations)]
+    answers = [_Answer(service, body, g, i) for i, g in enumerate(answering.generations)]
     if body.stream:
         return service.stream(answering, _events(answering, answers), ping=body.sse_ping_interval)
     return Json(await service.answered(request, answering, _whole(answering, answers)))
@@ -126,8 +126,8 @@ async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIter
 class _Answer:
     """Makes the answer to one prompt."""
 
-    def __init__(self, service: Service, body: NativeBody, params: TextParams, g: Generation, index: int) -> None:
-        self._service, self._body, self._params, self._g, self._index = service, body, params, g, index
+    def __init__(self, service: Service, body: NativeBody, g: Generation, index: int) -> None:
+        self._service, self._body, self._g, self._index = service, body, g, index
         self._text, self._tokens, self._probs = "", list[int](), list[dict[str, Any]]()
 
     def take(self, token: Token) -> None:
@@ -197,7 +197,7 @@ class _Answer:
         body, options = self._body, self._service.options
         loras = self._g.loras or ()
         return {
-            **settings(self._params, bool(body.stream), body.n_probs or 0),
+            **settings(self._g.chain.params, bool(body.stream), body.n_probs or 0),
             "n_keep": options.n_keep if body.n_keep is None else body.n_keep,
             "n_discard": body.n_discard or 0,
             "timings_per_token": bool(body.timings_per_token),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import sys
 from collections.abc import Callable
 
@@ -22,10 +23,10 @@ def free_memory() -> int | None:
         return _windows_memory()[1]
     try:
         with open("/proc/meminfo", encoding="ascii") as f:
-            lines = dict(line.split(":", 1) for line in f)
-        return sum(int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "SwapFree"))
-    except (OSError, ValueError, LookupError):
+            found = re.findall(r"^(?:MemAvailable|SwapFree): +(\d+) kB$", f.read(), re.MULTILINE)
+    except (OSError, ValueError):
         return None
+    return sum(int(n) << 10 for n in found) if len(found) == 2 else None
 
 
 def lock_pages(address: int, n: int) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -38,13 +39,14 @@ class Snapshots:
 
     def __init__(self, ctx: Stateful, n_bytes: int, n_checkpoints: int = 0) -> None:
         self._ctx, self.n_bytes, self._n_checkpoints = ctx, n_bytes, n_checkpoints
-        self.kept: list[Snapshot] = []
+        self.nbytes = 0  # of all snapshots
+        self._sorted: dict[Hashable, list[Snapshot]] = {}  # those of a key, by their tokens: those alike are neighbours
         self._floor = 0.0  # the worth of what was dropped last: what is kept or used now counts above it
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all snapshots."""
-        return sum(len(s.data) for s in self.kept)
+    def kept(self) -> list[Snapshot]:
+        """All snapshots."""
+        return [s for alike in self._sorted.values() for s in alike]
 
     @property
     def checkpoints(self) -> bool:
@@ -55,9 +57,8 @@ class Snapshots:
         """Keep sequence `seq`, which holds `tokens`, unless another snapshot has them or there is no room."""
         tokens = list(tokens)
         cuts = self._ctx.memory.keeps_all
-        shared = {s: common_prefix(s.tokens, tokens) for s in self._with(key)}
-        for s, n in shared.items():
-            if n == len(tokens) and (cuts or n == len(s.tokens)):
+        for s in self._near(key, tokens):
+            if s.tokens[: len(tokens)] == tokens and (cuts or len(s.tokens) == len(tokens)):
                 self._use(s)
                 return
         size = self._size(seq)
@@ -73,23 +74,26 @@ class Snapshots:
         if len(data) > self.n_bytes:
             return
         if cuts:
-            self.kept = [s for s in self.kept if s.key != key or shared[s] < len(s.tokens)]
-        self.kept.append(new := Snapshot(key, tokens, data, is_checkpoint))
-        self._use(new, max((shared[s] for s in self._with(key) if s is not new), default=0))
-        marks = [s for s in self.kept if s.is_checkpoint]
-        if len(marks) > self._n_checkpoints:
-            self._drop(min(marks, key=lambda s: s.worth))
+            for s in tuple(self._beginnings(key, tokens)):
+                self._remove(s)
+        self._use(new := Snapshot(key, tokens, data, is_checkpoint))
+        insort(self._sorted.setdefault(key, []), new, key=_tokens)
+        self.nbytes += len(data)
+        if is_checkpoint:
+            marks = [s for s in self.kept if s.is_checkpoint]
+            if len(marks) > self._n_checkpoints:
+                self._drop(min(marks, key=_worth))
 
     def find(self, key: Hashable, prompt: Sequence[int]) -> tuple[Snapshot | None, int]:
         """The snapshot that has most of the beginning of a prompt, and how many tokens of it are used; (None, 0) when
         there is none."""
-        best: tuple[Snapshot | None, int] = None, 0
         prompt = list(prompt)
-        for s in self._with(key):
-            n = common_prefix(s.tokens, prompt)
-            if n > best[1] and (n == len(s.tokens) or self._ctx.memory.keeps_all):
-                best = s, n
-        return best
+        if self._ctx.memory.keeps_all:
+            found = max(self._near(key, prompt), key=lambda s: common_prefix(s.tokens, prompt), default=None)
+        else:
+            found = next(self._beginnings(key, prompt), None)
+        n = 0 if found is None else common_prefix(found.tokens, prompt)
+        return (found, n) if n else (None, 0)
 
     def restore(self, snapshot: Snapshot, seq: int) -> bool:
         """Put a snapshot in the place of what sequence `seq` holds. False, with `seq` empty, when that cannot be."""
@@ -110,22 +114,45 @@ class Snapshots:
             return False
         return True
 
-    def _with(self, key: Hashable) -> list[Snapshot]:
-        return [s for s in self.kept if s.key == key]
+    def _near(self, key: Hashable, tokens: list[int]) -> Sequence[Snapshot]:
+        """Of all snapshots of a key, those that share most of the beginning of a text: the last that is before it in
+        their order, and the first two that are not (the first may be that of the text itself)."""
+        alike = self._sorted.get(key, [])
+        at = bisect_left(alike, tokens, key=_tokens)
+        return alike[max(at - 1, 0) : at + 2]
 
-    def _use(self, s: Snapshot, n_shared: int | None = None) -> None:
-        """Count a use. `n_shared`: how many of its first tokens another snapshot has."""
-        if n_shared is None:
-            n_shared = max((common_prefix(s.tokens, o.tokens) for o in self._with(s.key) if o is not s), default=0)
+    def _beginnings(self, key: Hashable, tokens: list[int]) -> Iterator[Snapshot]:
+        """The snapshots of which the text has all tokens at its beginning, the longest first."""
+        alike = self._sorted.get(key, [])
+        while tokens and (at := bisect_right(alike, tokens, key=_tokens)):
+            s = alike[at - 1]
+            n = common_prefix(s.tokens, tokens)
+            if n == len(s.tokens):
+                yield s
+                n -= 1
+            tokens = tokens[:n]  # what is before `s` and begins the text, begins `s`
+
+    def _use(self, s: Snapshot) -> None:
+        """Count a use: it is worth the tokens that no other snapshot has."""
+        n_shared = max(
+            (common_prefix(s.tokens, o.tokens) for o in self._near(s.key, s.tokens) if o is not s), default=0
+        )
         s.worth = self._floor + (len(s.tokens) - n_shared) / len(s.data)
 
+    def _remove(self, s: Snapshot) -> None:
+        alike = self._sorted[s.key]
+        del alike[bisect_left(alike, s.tokens, key=_tokens)]
+        if not alike:
+            del self._sorted[s.key]
+        self.nbytes -= len(s.data)
+
     def _drop(self, s: Snapshot) -> None:
-        self.kept.remove(s)
+        self._remove(s)
         self._floor = max(self._floor, s.worth)
 
     def _make_room(self, n: int) -> None:
-        while self.kept and self.nbytes + n > self.n_bytes and n <= self.n_bytes:
-            self._drop(min(self.kept, key=lambda s: s.worth))
+        while self.nbytes and self.nbytes + n > self.n_bytes and n <= self.n_bytes:
+            self._drop(min(self.kept, key=_worth))
 
     def _size(self, seq: int) -> int:
         """About how many bytes a snapshot of a sequence has."""
@@ -136,3 +163,11 @@ class Snapshots:
             else:
                 size += (store.nbytes // store.size + 16) * (store.seq_pos_max(seq) - store.seq_pos_min(seq) + 1)
         return size + 4096
+
+
+def _tokens(s: Snapshot) -> list[int]:
+    return s.tokens
+
+
+def _worth(s: Snapshot) -> float:
+    return s.worth

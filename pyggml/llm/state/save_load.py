@@ -208,7 +208,8 @@ def _stored(dtype: DType) -> str:
 def _pack(
     ctx: Stateful, seq: int | None, tokens: Sequence[int], model: dict[str, Any] | None = None
 ) -> list[bytes | memoryview]:
-    """The parts of a state. `model`: the description of the model; None: `_model_of` makes it."""
+    """The parts of a state. `model`: the description of the model; None: `_model_of` makes it. A state with another
+    description stays in this process, and has no checksum."""
     arrays: list[Array] = [np.array([whole("a token", t, 0, LAST_POS, StateError) for t in tokens], np.int32)]
     n_outputs = len(ctx.logits) if seq is None else 0
     header: dict[str, Any] = {
@@ -220,12 +221,13 @@ def _pack(
     for store in ctx.memory.stores:
         arrays += store.save(header, seq)
     header["outputs"] = n_outputs
-    return state_file.pack(header, (*arrays, ctx.outputs[:n_outputs], ctx.logits[:n_outputs]))
+    arrays += (ctx.outputs[:n_outputs], ctx.logits[:n_outputs])
+    return state_file.pack(header, arrays, checksum=model is None)
 
 
 def _opened(ctx: Stateful, data: bytes, kind: str, model: dict[str, Any] | None = None) -> StateReader:
     """Open a state. Raises StateError when it is of another kind or of another model. `model`: see `_pack`."""
-    r = StateReader(data)
+    r = StateReader(data, checksum=model is None)
     found = r.header.get("kind")
     if found != kind:
         raise StateError(f"this is the state of a {found}, not of a {kind}")
