@@ -34,9 +34,8 @@ def prompt_of(
         raise ModelError(f"chat_template_kwargs must be a dict without {', '.join(sorted(own))}")
     calls = any(m.get("tool_calls") for m in messages)
     objects = calls and takes_objects(template, vocab)
-    several = any(
-        isinstance(c := m.get("content"), (list, tuple)) and len(cast("Sequence[Any]", c)) > 1 for m in messages
-    )
+    contents = [cast("Sequence[Any]", c) for m in messages if isinstance(c := m.get("content"), (list, tuple))]
+    several = any(len(parts) > 1 for parts in contents)
     between = "\n" if several and not takes_parts(template, vocab) else ""
     plain = [_message(m, i, objects, between) for i, m in enumerate(messages)]
 
@@ -87,7 +86,7 @@ def _content(content: Any, i: int, between: str) -> str | list[Any]:
 
 
 def text_of(content: Any, i: int, between: str = "") -> str:
-    """The content of the message `i` as one text, with `between` its parts. Raises ModelError for parts that are none."""
+    """The content of the message `i` as one text, its parts joined by `between`. Raises ModelError for other parts."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -275,7 +275,7 @@ def test_a_template_without_tools_is_told_of_them(tmp_path: Path) -> None:
         ({"messages": [{"content": "x"}]}, r"messages\[0\] has no role"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "no JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "a call must have a function"),
     ],
 )  # fmt: skip
