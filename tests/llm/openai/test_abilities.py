@@ -16,7 +16,8 @@ _ALL = """
 {% endfor %}"""
 _ONE_CALL = """
 {%- if not tools %}{{ raise_exception("tools are missing") }}{% endif %}
-{%- for m in messages if m.role != "system" %}{% if m.content is string %}{{ raise_exception("parts alone") }}{% endif %}
+{%- for m in messages if m.role != "system" %}{% if m.content is string -%}
+{{ raise_exception("parts alone") }}{% endif %}
 {{ m.content[0].text }}{% if m.tool_calls %}{{ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}"""
 
 
