@@ -30,7 +30,7 @@ _DECODE = """(async () => {
   return [canvas.width, canvas.height, btoa(parts.join(""))];
 })()"""
 _HANGS = 240.0  # seconds: of a browser that says nothing
-_NEVER = 8.0  # seconds: of a page that does not come to what is waited for
+_NEVER = 60.0  # seconds: of a page that does not come to what is waited for
 Pixels = npt.NDArray[np.uint8]
 
 

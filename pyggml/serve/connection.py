@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
 from typing import Any, cast
@@ -127,7 +127,8 @@ class Connection(H11Protocol):
             asked.message_event.set()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client has left, and the event loop does not know it yet
+                self.transport.write_eof()
 
 
 def room() -> int:

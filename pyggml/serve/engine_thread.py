@@ -85,12 +85,16 @@ class Counts:
     """What the thread has done, for /metrics."""
 
     n_prompt: int = 0
+    n_cached: int = 0  # tokens of prompts that needed no evaluation
     prompt_seconds: float = 0.0
     n_predicted: int = 0
     predicted_seconds: float = 0.0
     n_steps: int = 0
     n_busy: int = 0  # slots that were busy, summed over steps
     n_tokens_max: int = 0
+    n_drafts: int = 0
+    n_drafted: int = 0  # tokens of the drafts
+    n_accepted: int = 0  # ... that were right
 
 
 @dataclass
@@ -260,10 +264,15 @@ class EngineThread:
     def _close(self, g: Generation) -> tuple[Answering, int]:
         counts, t = self.counts, g.timings
         counts.n_prompt += t.n_prompt
+        counts.n_cached += g.n_past
         counts.prompt_seconds += t.prompt
         counts.n_predicted += len(g.ids)
         counts.predicted_seconds += t.eval
         counts.n_tokens_max = max(counts.n_tokens_max, g.n_done)
+        if (drafts := g.draft_stats) is not None:
+            counts.n_drafts += drafts.n_drafts
+            counts.n_drafted += drafts.n_drafted
+            counts.n_accepted += drafts.n_accepted
         with self._lock:
             self._n_open -= 1
         return self._open.pop(g)

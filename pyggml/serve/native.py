@@ -65,6 +65,8 @@ def _infill_prompt(service: Service, body: NativeBody) -> Prompts:
     if body.prompt is not None and not isinstance(body.prompt, str):
         raise HTTPError(400, '"prompt" must be a string')
     vocab = service.model.vocab
+    if None in (vocab.fim_pre, vocab.fim_suf, vocab.fim_mid):
+        raise HTTPError(501, "Infill is not supported by this model: its vocabulary has no tokens for it")
     extra: list[int] = []
     for file in body.input_extra or ():
         name, text = file.get("filename", "tmp"), file.get("text")
@@ -129,10 +131,12 @@ class _Answer:
     def __init__(self, service: Service, body: NativeBody, g: Generation, index: int) -> None:
         self._service, self._body, self._g, self._index = service, body, g, index
         self._text, self._tokens, self._probs = "", list[int](), list[dict[str, Any]]()
+        self._n = 0  # tokens so far: the engine may be further
 
     def take(self, token: Token) -> None:
         """Read a token."""
         self._text += token.text
+        self._n += token.id >= 0
         if token.id >= 0 and token.finish_reason != "eog":
             self._tokens.append(token.id)
             if token.logprob is not None:
@@ -150,7 +154,7 @@ class _Answer:
             "tokens": self._tokens,
             "stop": False,
             "id_slot": self._g.seq,
-            "tokens_predicted": len(self._g.ids),
+            "tokens_predicted": self._n,
             "tokens_evaluated": self._g.n_prompt,
         }
         if self._body.timings_per_token:
@@ -218,7 +222,26 @@ def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict
     values |= {"seed": 0xFFFFFFFF if params.seed is None else params.seed, "stop": list(params.stops)}
     values |= {"dry_sequence_breakers": list(params.dry_sequence_breakers), "grammar": params.grammar or ""}
     values |= {"logit_bias": [[i, x if abs(x) < 1e300 else False] for i, x in params.logit_bias.items()]}
-    return {**values, "stream": stream, "n_probs": n_probs}
+    return {**_SETTINGS, **values, "max_tokens": params.n_predict, "stream": stream, "n_probs": n_probs}
+
+
+# Members of a text's options that llama-server names, with their values where no request says otherwise.
+_SETTINGS: dict[str, Any] = {
+    "n_keep": 0,
+    "n_discard": 0,
+    "timings_per_token": False,
+    "post_sampling_probs": False,
+    "lora": [],
+    "chat_format": "Content-only",
+    "reasoning_format": "none",
+    "reasoning_in_content": False,
+    "generation_prompt": "",
+    "grammar_lazy": False,
+    "grammar_triggers": [],
+    "preserved_tokens": [],
+    "backend_sampling": False,
+    "speculative.types": "none",
+}
 
 
 def _fields(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

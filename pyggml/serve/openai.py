@@ -33,24 +33,31 @@ async def models(request: Request) -> Response:
     one = about(service)
     can = ["completion"] * bool(service.n_slot) + ["multimodal"] * any(service.modalities.values())
     details = {"format": "gguf", "family": service.model.arch, "families": [service.model.arch]}
+    details |= {"parent_model": "", "parameter_size": "", "quantization_level": service.file_type}
     names = {"name": one["id"], "model": one["id"], "type": "model", "capabilities": can, "details": details}
+    names |= {**dict.fromkeys(("description", "digest", "modified_at", "parameters", "size"), ""), "tags": [""]}
     return Json({"object": "list", "data": [one], "models": [names]})
+
+
+# llama.cpp's numbers of kinds of vocabularies; all others are byte pairs (2).
+_VOCABULARIES = {"none": 0, "llama": 1, "bert": 3, "t5": 4, "rwkv": 5, "plamo2": 6}
 
 
 def about(service: Service) -> dict[str, Any]:
     """What /v1/models says of a model."""
     model, hp = service.model, service.model.hparams
     meta = {
+        "vocab_type": _VOCABULARIES.get(str(model.kv.get("tokenizer.ggml.model")), 2),
         "n_vocab": hp.n_vocab,
         "n_ctx": service.n_slot,
         "n_ctx_train": hp.n_ctx_train,
         "n_embd": hp.n_embd,
         "n_params": sum(t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3] for t in model.tensors.values()),
         "size": sum(t.nbytes for t in model.tensors.values()),
+        "ftype": service.file_type,
     }
-    names = [name.strip() for name in service.options.alias.split(",") if name.strip()] or [service.name]
     made = {"object": "model", "created": service.created, "owned_by": "pyggml"}
-    return {"id": names[0], "aliases": names[1:], **made, "meta": meta}
+    return {"id": service.name, "aliases": service.aliases, "tags": list[str](), **made, "meta": meta}
 
 
 # -- completions ------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class ServeOptions:
     sleep_idle_seconds: int = _option(
         -1, "--sleep-idle-seconds", "Unload a model that had nothing to do for so long, until it has; -1: never.", -1
     )
-    alias: str = _option("", "-a --alias", "Name of the model in answers (default: its path).")
+    alias: str = _option("", "-a --alias", "Names of the model, joined by commas; answers have the first (its file's).")
     embeddings: bool = _option(False, "--embedding --embeddings", "Serve embeddings alone.")
     reranking: bool = _option(False, "--rerank --reranking", "Serve scores of a reranker alone.")
     pooling: str | None = _option(None, "--pooling", f"Of embeddings: {', '.join(POOLINGS)} (default: the file's).")

@@ -82,7 +82,7 @@ class Router:
         if self._presets and not self.known:
             raise ModelError("the presets name no model")
         if only is not None:
-            name = options.alias.split(",")[0] or only.path
+            name = options.alias.split(",")[0].strip() or Path(only.path).name
             self._known[name] = self._begun(Served(name, only.path), only)
 
     @property
@@ -195,7 +195,7 @@ class Router:
                 raise HTTPError(500, f"model {m.name!r:.80} cannot be loaded: {said}") from e
 
     def _begun(self, m: Served, model: Model) -> Served:
-        name = self._options.alias if self._single and self._options.alias else m.name
+        name = self._options.alias if self._single else m.name
         options = self._options if m.preset is None else m.preset.options
         m.service = Service(model, replace(options, alias=name))
         m.app, m.state, m.used = self._make(m.service), "loaded", time.monotonic()

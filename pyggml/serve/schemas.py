@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, create_model, field_validator
 
 from pyggml.errors import SamplerError
 from pyggml.llm.samplers import TextOptions, TextParams, our_names, with_options
@@ -25,6 +25,12 @@ class Body(BaseModel):
     """A JSON object. Members that are not known are ignored, as other servers do; null stands for a default."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """JSON has one kind of number: 5.0 is the integer 5."""
+        return int(value) if type(value) is float and value.is_integer() else value
 
     @property
     def given(self) -> dict[str, Any]:

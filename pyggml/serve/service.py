@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import zip_longest
+from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -32,7 +34,9 @@ from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.media_prompt import PlacedMedia, media_token
 from pyggml.llm.model import Model, load_model
+from pyggml.llm.openai.abilities import abilities
 from pyggml.llm.options import ContextOptions
+from pyggml.llm.quantize.mixes import file_type_name
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 from pyggml.llm.sense import has_sense
 from pyggml.types import Floats
@@ -52,7 +56,7 @@ FINGERPRINT = f"pyggml-{__version__}"
 class Service:
     """A model that is served.
 
-    name      of the model, in answers
+    name      of the model, in answers: the first of `aliases`, or that of its file
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
     modalities  whether texts may have pictures (`vision`) and sounds (`audio`)
@@ -66,7 +70,8 @@ class Service:
         self.model, self.options = model, options
         if model.repacking is not None:
             model.repacking.finish()  # several texts side by side gain most from it: before the first request
-        self.name = options.alias.split(",")[0] or model.path
+        self.aliases = [name for x in options.alias.split(",") if (name := x.strip())]
+        self.name = self.aliases[0] if self.aliases else Path(model.path).name
         self.created = int(time.time())
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)
@@ -128,6 +133,16 @@ class Service:
                 raise HTTPError(400, f"there is no adapter {adapter.id}")
             scales[adapter.id] = adapter.scale
         return tuple(checked([(lora, scales.get(i, 0.0)) for i, (lora, _) in enumerate(self.loras)])) or None
+
+    @property
+    def file_type(self) -> str:
+        """The type of the model's weights, as `pyggml quantize` names it."""
+        return file_type_name(self.model.kv.get("general.file_type")) or "unknown"
+
+    @cached_property
+    def template_caps(self) -> dict[str, bool]:
+        """What the chat template can do."""
+        return abilities(self.template, self.model.vocab)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -240,14 +255,14 @@ class Service:
 
     # -- prompts ----------------------------------------------------------------------------------------------------
 
-    def prompts(self, given: Any) -> list[list[int]]:
+    def prompts(self, given: Any, add_special: bool = True) -> list[list[int]]:
         """The tokens of one prompt or several: text, tokens, a list that mixes the two, {"prompt_string": text}, or a
-        list of these."""
+        list of these. `add_special`: with the tokens that the vocabulary puts around a text."""
         if isinstance(given, list):
             items = cast("list[Any]", given)
             if any(isinstance(x, int) for x in items) or not items:
-                return [self._mixed(items)]
-            return [ids for item in items for ids in self.prompts(item)]
+                return [self._mixed(items, add_special)]
+            return [ids for item in items for ids in self.prompts(item, add_special)]
         if isinstance(given, dict):
             members = cast("dict[str, Any]", given)
             if members.get("multimodal_data"):
@@ -255,13 +270,13 @@ class Service:
             given = members.get("prompt_string")
         if not isinstance(given, str):
             raise HTTPError(400, "prompt must be text, tokens, or a list of them")
-        return [self.model.tokenize(given, True, True)]
+        return [self.model.tokenize(given, add_special, True)]
 
-    def _mixed(self, items: Sequence[Any]) -> list[int]:
+    def _mixed(self, items: Sequence[Any], add_special: bool) -> list[int]:
         ids: list[int] = []
         for i, item in enumerate(items):
             if isinstance(item, str):
-                ids += self.model.tokenize(item, i == 0, True)
+                ids += self.model.tokenize(item, add_special and i == 0, True)
             elif isinstance(item, int) and not isinstance(item, bool):
                 ids.append(item)
             else:

@@ -44,19 +44,27 @@ async def props(request: Request) -> Response:
             raise HTTPError(501, "This server does not support changing global properties. Start it with `--props`")
         await json_object(request, service.options.timeout)
         return Json({"success": True})
-    defaults = {"params": settings(service.options.defaults), "n_ctx": service.n_slot}
+    options = service.options
+    defaults = {"params": settings(options.defaults), "n_ctx": service.n_slot}
+    caps = await service.prepared(lambda: service.template_caps)
     return Json(
         {
             "default_generation_settings": defaults,
             "total_slots": service.thread.n_slots,
             "model_alias": service.name,
+            "model_ftype": service.file_type,
             "model_path": service.model.path,
             "modalities": {**service.modalities, "video": False},
-            "endpoint_slots": service.options.slots,
-            "endpoint_props": service.options.props,
-            "endpoint_metrics": service.options.metrics,
+            "endpoint_slots": options.slots,
+            "endpoint_props": options.props,
+            "endpoint_metrics": options.metrics,
+            "ui": options.ui,
+            "ui_settings": {},
+            "cors_proxy_enabled": False,
             "media_marker": MARKER,
             "chat_template": service.template.source,
+            **({"chat_template_tool_use": tool_use} if (tool_use := service.template.tool_use) else {}),
+            "chat_template_caps": caps,
             "has_chat_template": service.has_template,
             "bos_token": _token(service, service.model.vocab.bos),
             "eos_token": _token(service, service.model.vocab.eos),
@@ -80,11 +88,20 @@ async def metrics(request: Request) -> Response:
     n_busy = sum(not slot.ended for slot in tuple(thread.engine.slots)) if thread.engine is not None else 0
     rows: list[tuple[str, str, str, float]] = [
         ("prompt_tokens_total", "counter", "Number of prompt tokens processed.", c.n_prompt),
+        ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache.", c.n_cached),
         ("prompt_seconds_total", "counter", "Prompt process time", c.prompt_seconds),
         ("tokens_predicted_total", "counter", "Number of generation tokens processed.", c.n_predicted),
         ("tokens_predicted_seconds_total", "counter", "Predict process time", c.predicted_seconds),
         ("n_decode_total", "counter", "Total number of decodes", c.n_steps),
         ("n_tokens_max", "counter", "Largest observed n_tokens.", c.n_tokens_max),
+        ("spec_decode_num_drafts_total", "counter", "Number of drafts that were evaluated.", c.n_drafts),
+        ("spec_decode_num_draft_tokens_total", "counter", "Number of tokens of drafts.", c.n_drafted),
+        (
+            "spec_decode_num_accepted_tokens_total",
+            "counter",
+            "Number of tokens of drafts that were right.",
+            c.n_accepted,
+        ),
         ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per decode", _ratio(c.n_busy, c.n_steps)),
         (
             "prompt_tokens_seconds",

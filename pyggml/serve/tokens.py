@@ -24,7 +24,7 @@ def _tokens(service: Service, body: TokenizeBody) -> list[Any]:
     if isinstance(body.content, str):
         ids = vocab.tokenize(body.content, bool(body.add_special), body.parse_special is not False)
     else:
-        (ids,) = service.prompts(body.content or [""])[:1]
+        (ids,) = service.prompts(body.content or [""], bool(body.add_special))[:1]
     if not body.with_pieces:
         return list(ids)
     return [{"id": i, "piece": _piece(vocab.token_to_piece(i, special=True))} for i in ids]

@@ -285,10 +285,11 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyggml", "serve", "-np", "1", "--host", path]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as p:
         try:
-            for _ in range(200):
+            while True:
                 with socket.socket(socket.AF_UNIX) as s:
                     if s.connect_ex(path) == 0:
                         break
+                assert p.poll() is None
                 time.sleep(0.05)
             with httpx.Client(transport=httpx.HTTPTransport(uds=path)) as c:
                 assert c.get("http://x/health").json() == {"status": "ok"}

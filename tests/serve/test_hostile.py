@@ -8,6 +8,7 @@ import resource
 import shutil
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -337,3 +338,21 @@ def test_a_model_file_that_is_replaced_or_cut(tmp_path: Path, tales: gg.Model) -
         assert c.get("/v1/models").status_code == 200 and p.poll() is None
         p.send_signal(signal.SIGTERM)
         assert p.wait(10) == 0
+
+
+def test_a_client_that_leaves_while_it_is_refused(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is reset when the answer is written, and before the event loop knows of it: the server goes on."""
+    with listening(tales) as here, here.connect() as s:
+        until(lambda: here.n_open == 1)
+        leave = Connection._leave  # pyright: ignore[reportPrivateUsage]
+
+        def after_reset(self: Connection) -> None:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            s.close()
+            leave(self)
+
+        monkeypatch.setattr(Connection, "_leave", after_reset)
+        monkeypatch.setattr(limits, "HEADER_SECONDS", 0.0)
+        until(lambda: s.fileno() < 0 and here.n_open == 0)
+        monkeypatch.undo()
+        assert httpx.get(here.url + "/health", timeout=60).status_code == 200

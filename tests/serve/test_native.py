@@ -42,6 +42,7 @@ def test_a_stream_has_the_same_text(client: TestClient) -> None:
     assert r.headers["content-type"].startswith("text/event-stream")
     parts = [json.loads(e) for e in events(r.text)]
     assert "".join(p["content"] for p in parts) == ask(client)["content"]
+    assert [p["tokens_predicted"] for p in parts] == [*range(1, 9), 8]
     assert [p["stop"] for p in parts] == [False] * 8 + [True] and parts[-1]["stop_type"] == "limit"
 
 
@@ -94,6 +95,7 @@ def test_samplers_follow_the_record(client: TestClient) -> None:
     assert json.loads(ask(client, json_schema={"enum": ["aye"]}, n_predict=20)["content"]) == "aye"
     assert ask(client, grammar='root ::= "no"', n_predict=9)["content"] == "no"
     assert ask(client, temp=0, temperature=None)["content"] == ask(client)["content"]
+    assert ask(client, n_predict=8.0, top_k=-1)["content"] == ask(client)["content"]
     token = ask(client, return_tokens=True, n_predict=1)["tokens"][0]
     for bias in ([[token, False]], {str(token): -100}, [[token, -100.0]]):
         assert ask(client, logit_bias=bias, return_tokens=True, n_predict=1)["tokens"] != [token]
@@ -115,6 +117,7 @@ def test_tokens(client: TestClient, tales: gg.Model) -> None:
     assert [t["id"] for t in ids] == tales.tokenize("á dog", False, True)
     assert b"".join(bytes(p) if isinstance(p := t["piece"], list) else p.encode() for t in ids).decode().endswith("dog")
     plain = client.post("/tokenize", json={"content": PROMPT, "add_special": True}).json()["tokens"]
+    assert client.post("/tokenize", json={"content": [PROMPT, 5]}).json()["tokens"] == [*plain[1:], 5]
     assert plain == tales.tokenize(PROMPT)
     assert client.post("/detokenize", json={"tokens": plain[1:]}).json() == {"content": PROMPT}
 
@@ -123,11 +126,17 @@ def test_what_goes_on(client: TestClient) -> None:
     assert client.get("/health").json() == client.get("/v1/health").json() == {"status": "ok"}
     props = client.get("/props").json()
     assert props["total_slots"] == 4 and props["default_generation_settings"]["n_ctx"] == 512
-    assert props["default_generation_settings"]["params"]["top_k"] == 40 and "{%" in props["chat_template"]
+    params = props["default_generation_settings"]["params"]
+    assert params["top_k"] == 40 and params["lora"] == [] and params["max_tokens"] == params["n_predict"] == -1
+    assert "{%" in props["chat_template"] and props["chat_template_caps"]["supports_system_role"]
+    assert props["model_ftype"] == "Q8_0" and props["ui"] is True and props["ui_settings"] == {}
+    about = client.get("/v1/models").json()["data"][0]
+    assert about["aliases"] == ["tales"] and about["meta"]["vocab_type"] == 1 and about["meta"]["ftype"] == "Q8_0"
     ask(client)
     slots = client.get("/slots?fail_on_no_slot=1").json()
     assert [s["id"] for s in slots] == [0, 1, 2, 3] and not any(s["is_processing"] for s in slots)
     lines = dict(line.split() for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(lines["llamacpp:prompt_tokens_cached_total"]) > 0
     assert float(lines["llamacpp:tokens_predicted_total"]) >= 8 and lines["llamacpp:requests_processing"] == "0"
     assert client.post("/props", json={}).status_code == 501
 
@@ -160,7 +169,7 @@ def test_slots_are_saved_and_restored(client: TestClient) -> None:
 
 def test_infill(client: TestClient, write_model: WriteModel) -> None:
     r = client.post("/infill", json={"input_prefix": "def f(", "input_suffix": "return"})
-    assert r.status_code == 400 and "fim_pre" in r.json()["error"]["message"]
+    assert r.status_code == 501 and "Infill" in r.json()["error"]["message"]
     fim = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("fim_pre", "fim_suf", "fim_mid"), 10)}
     with TestClient(create_app(str(write_model(kv=fim)), ServeOptions(n_parallel=1))) as c:
         body = {"input_prefix": "ab", "input_suffix": "cd", "prompt": "e", "n_predict": 2}

@@ -449,7 +449,7 @@ def _reason(reply: Reply, reason: FinishReason | None) -> FinishReason | None:
 def _entry(model: LoadedModel, token: Token) -> ChatLogprob:
     def top(i: int, x: float) -> Any:
         data = piece(model, i)
-        return {"token": data.decode("utf-8", "replace"), "logprob": x, "bytes": list(data)}
+        return {"id": i, "token": data.decode("utf-8", "replace"), "logprob": x, "bytes": list(data)}
 
     own = top(token.id, token.logprob or 0.0)
     return cast(ChatLogprob, {**own, "top_logprobs": [top(i, x) for i, x in token.top]})

@@ -10,10 +10,10 @@ from pyggml.errors import ModelError
 
 from ..generate.templates import ChatTemplate
 from ..vocab import Vocab
+from .abilities import takes_objects, takes_parts
 from .formats import Dialect
 
 _MEDIA = ("image", "audio")  # types of parts that are no text
-_NEEDLE = "needle7"
 _ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -33,8 +33,11 @@ def prompt_of(
     if not isinstance(variables, Mapping) or own & set(variables):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"chat_template_kwargs must be a dict without {', '.join(sorted(own))}")
     calls = any(m.get("tool_calls") for m in messages)
-    objects = calls and _takes_objects(template, vocab)
-    plain = [_message(m, i, objects) for i, m in enumerate(messages)]
+    objects = calls and takes_objects(template, vocab)
+    contents = [cast("Sequence[Any]", c) for m in messages if isinstance(c := m.get("content"), (list, tuple))]
+    several = any(len(parts) > 1 for parts in contents)
+    between = "\n" if several and not takes_parts(template, vocab) else ""
+    plain = [_message(m, i, objects, between) for i, m in enumerate(messages)]
 
     def render(plain: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
         return template.render(plain, vocab, add_generation_prompt, tools=tools, **variables)
@@ -50,12 +53,14 @@ def prompt_of(
     return text
 
 
-def _message(message: Mapping[str, Any], i: int, objects: bool) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], i: int, objects: bool, between: str) -> dict[str, Any]:
     out = dict(message)
     if not isinstance(out.get("role"), str):
         raise ModelError(f"messages[{i}] has no role")
+    if "content" not in out and out["role"] != "assistant":
+        raise ModelError(f"messages[{i}] has no content, which only a message of the assistant may lack")
     out["role"] = _ROLES.get(out["role"], out["role"])
-    out["content"] = _content(out.get("content"), i)
+    out["content"] = _content(out.get("content"), i, between)
     if not isinstance(out.get("tool_calls", ()), Sequence | None):
         raise ModelError(f"messages[{i}].tool_calls must be a list, not {out['tool_calls']!r:.60}")
     if out.get("tool_calls"):
@@ -73,15 +78,15 @@ def has_media(messages: Any) -> bool:
     return any(isinstance(p, Mapping) and cast("Mapping[str, Any]", p).get("type") in _MEDIA for p in parts)
 
 
-def _content(content: Any, i: int) -> str | list[Any]:
+def _content(content: Any, i: int, between: str) -> str | list[Any]:
     """Content as one text, or with a picture or sound as its parts."""
     if has_media([{"content": content}]):
         return list(cast("Sequence[Any]", content))
-    return text_of(content, i)
+    return text_of(content, i, between)
 
 
-def text_of(content: Any, i: int) -> str:
-    """The content of the message `i` as one text. Raises ModelError for parts that are none."""
+def text_of(content: Any, i: int, between: str = "") -> str:
+    """The content of the message `i` as one text, its parts joined by `between`. Raises ModelError for other parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -93,7 +98,7 @@ def text_of(content: Any, i: int) -> str:
             kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, Mapping) else None
             what = f": a part of type {kind!r:.40} is refused, the model reads text" * (kind not in (None, "text"))
             raise ModelError(f"messages[{i}]: content must be text, or a list of parts of type text{what}")
-    return "".join(cast("list[str]", texts))
+    return between.join(cast("list[str]", texts))
 
 
 def _call(call: Any, where: str, objects: bool) -> dict[str, Any]:
@@ -110,22 +115,6 @@ def _call(call: Any, where: str, objects: bool) -> dict[str, Any]:
     elif not objects and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**known, "arguments": arguments}}
-
-
-def _takes_objects(template: ChatTemplate, vocab: Vocab) -> bool:
-    """Whether a template writes arguments that are objects as JSON; if not, it wants them as text."""
-    function = {"name": "f", "arguments": {_NEEDLE: "x"}}
-    call = {"id": "123456789", "type": "function", "function": function}
-    messages = [
-        {"role": "user", "content": "u"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "t", "name": "f", "tool_call_id": "123456789"},
-    ]
-    try:
-        text = template.render(messages, vocab, tools=[{"type": "function", "function": {"name": "f"}}])
-    except ModelError:
-        return False
-    return not any(f"{quote}{_NEEDLE}{quote}" in text for quote in ("'", "&#39;"))  # Python's spelling, or that in HTML
 
 
 def _described(tools: Sequence[Mapping[str, Any]]) -> str:

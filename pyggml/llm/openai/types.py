@@ -74,6 +74,7 @@ class ChatMessage(TypedDict, total=False):
 class TopLogprob(TypedDict):
     """A token that could have been."""
 
+    id: int
     token: str
     logprob: float
     bytes: list[int]

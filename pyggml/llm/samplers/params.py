@@ -108,7 +108,7 @@ class SamplingParams:
     )
     dynatemp_range: float = _option(0.0, "--dynatemp-range", "Temperature by entropy, temp +- this; 0: off.", _FROM_0)
     dynatemp_exponent: float = _option(1.0, "--dynatemp-exp", "... to this power.", _FROM_0)
-    top_k: int = _option(40, "--top-k", "Sample among the K likeliest; 0: all.", _FROM_0)
+    top_k: int = _option(40, "--top-k", "Sample among the K likeliest; 0 or less: all.")
     top_p: float = _option(0.95, "--top-p", "... that make up this much probability; 1: all.", _SHARE)
     min_p: float = _option(0.05, "--min-p", "... at least this likely relative to the likeliest; 0: all.", _SHARE)
     typ_p: float = _option(1.0, "--typical --typical-p", "Locally typical sampling; 1: off.", _SHARE, "typical_p")

@@ -246,13 +246,13 @@ def test_a_template_without_tools_is_told_of_them(tmp_path: Path) -> None:
     model = model_with(tmp_path, "")
     chatml = find_template("chatml", {})
     talk: list[dict[str, Any]] = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "kind."}]},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "add", "arguments": '{"a": true}'}}]},
         {"role": "tool", "content": "3"},
     ]
     text = prompt_of(chatml, model.vocab, talk, [ADD], {})
-    assert "Be kind.\n\nYou can call" in text and '"add"' in text and "The function's result: 3" in text
+    assert "Be\nkind.\n\nYou can call" in text and '"add"' in text and "The function's result: 3" in text
     own = find_template(None, model.kv)
     assert 'assistant: {"a": true}' in prompt_of(own, model.vocab, talk, [], {})
 
@@ -273,8 +273,9 @@ def test_a_template_without_tools_is_told_of_them(tmp_path: Path) -> None:
         ({"n_ctx": "x"}, "n_ctx must be a whole number"),
         ({"messages": "hi"}, "messages must be a list"),
         ({"messages": [{"content": "x"}]}, r"messages\[0\] has no role"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type text"),
-        ({"messages": [{"role": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]}, "no JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "no JSON"),
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "a call must have a function"),
     ],
 )  # fmt: skip
