@@ -18,6 +18,7 @@ from pyggml.models.towers.tower import TowerBuild, TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
+from pyggml.backends.cpu import isa_name, products
 from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
 from pyggml.hf.towers import open_tower
@@ -230,6 +231,21 @@ def test_towers_are_quantised(kind: str, limit: float, tmp_path: Path) -> None:
     assert types["v.patch_embd.weight"] == types["v.position_embd.weight"] == "F32"
     want = arrays("idefics3", 0)
     assert nmse(found.encode(want).features.rows, want["features"]) < limit
+
+
+@pytest.mark.parametrize("kind", ["F16", "F32"])
+def test_a_fast_tower(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in F16 and their columns are rounded to fixed point, at levels that have it; those of F32 never."""
+    monkeypatch.setattr(products, "FAST_BEYOND", dict.fromkeys(products.FAST_BEYOND, 16))  # the tower is small
+    monkeypatch.setattr(products, "LEAST_FAST", 32)
+    write_quantized(plan_quantization(MM / "mmproj" / "idefics3.gguf", kind), str(tmp_path / "out.gguf"))
+    rows: list[Array] = []
+    for fast in (False, True):
+        found = open_tower_of(str(MM / "idefics3"), str(tmp_path / "out.gguf"), "vision", fast=fast)
+        assert found is not None
+        rows.append(found.encode(arrays("idefics3", 0)).features.rows)
+    assert nmse(rows[1], rows[0]) < 1e-7
+    assert np.array_equal(*rows) == (kind == "F32" or isa_name() not in products.FAST_BEYOND)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
