@@ -27,6 +27,11 @@ from pyggml.small_file import parse_json
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
+# Keys that are looked at before a tower's page reads them.
+_ONE_VALUE = (
+    *("has_vision_encoder", "has_audio_encoder", "projector_type", "embedding_length", "feed_forward_length"),
+    *("block_count", "patch_size", "projection_dim"),
+)
 _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 
 
@@ -149,6 +154,10 @@ def open_tower_of(
     file = open_model(mmproj, True)
     if file.kv.get("general.architecture") != "clip":
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
+    for key in _ONE_VALUE:
+        for name in (f"clip.{key}", f"clip.{side}.{key}"):
+            if not isinstance(file.kv.get(name, 0), (bool, int, float, str)):
+                raise ModelError(f"{file.path}: the key {name} must be one value, not an array")
     if not file.kv.get(f"clip.has_{side}_encoder"):
         return None
     kv, tensors = _as_today(file.kv, bind(file, keeps))

@@ -67,6 +67,22 @@ def picture_processor(
     Raises MediaError when the kind of processor is unknown or a field has an impossible value; the function raises it,
     with the picture's name, when it cannot be opened or be treated so.
     """
+    settings = _settings(config, tokens)
+    process = FAMILIES[settings.kind][0](settings)
+    if tokens != (None, None) and not settings.limited:
+        text = "the number of a picture's tokens cannot be chosen: no limits are part of its config"
+        raise MediaError(f"{settings.kind}: {text}")
+    return partial(_processed, process)
+
+
+def colours_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `image_mean` and `image_std` of a processor's config, or the defaults of its kind. Raises as
+    `picture_processor`."""
+    fields = _settings(config, (None, None)).fields
+    return {name: fields.get(name) for name in ("image_mean", "image_std")}
+
+
+def _settings(config: Mapping[str, Any], tokens: tuple[int | None, int | None]) -> Settings:
     nested = config.get("image_processor")
     fields = cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else config
     named = fields.get("image_processor_type") or fields.get("feature_extractor_type")
@@ -78,12 +94,7 @@ def picture_processor(
         fields = {**fields, **{name: config.get(name) for name in ("patch_size", "spatial_merge_size")}}
     if kind == "MiniCPMVImageProcessor":
         fields = {**fields, **{f"image_{x}": fields[f"norm_{x}"] for x in ("mean", "std") if f"norm_{x}" in fields}}
-    family, defaults = FAMILIES[kind]
-    settings = Settings(kind, fields, defaults, tokens)
-    process = family(settings)
-    if tokens != (None, None) and not settings.limited:
-        raise MediaError(f"{kind}: the number of a picture's tokens cannot be chosen: no limits are part of its config")
-    return partial(_processed, process)
+    return Settings(kind, fields, FAMILIES[kind][1], tokens)
 
 
 def _processed(process: Process, image: Any) -> Arrays:

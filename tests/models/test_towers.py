@@ -332,11 +332,21 @@ def changed(path: Path, to: Path, kv: dict[str, Any] | None = None, drop: str = 
         ({"kv": {"clip.vision.patch_size": 0}}, "patch_size"),
         ({"kv": {"clip.vision.projector.scale_factor": 3}}, "scale_factor"),
         ({"kv": {"clip.vision.image_size": "x"}}, "clip.vision.image_size"),
+        ({"kv": {"clip.has_vision_encoder": [1, 2]}}, "clip.has_vision_encoder must be one value"),
+        ({"kv": {"clip.projector_type": [1, 2]}}, "clip.projector_type must be one value"),
+        ({"kv": {"clip.vision.embedding_length": [1, 2]}}, "clip.vision.embedding_length must be one value"),
+        ({"kv": {"clip.vision.attention.layer_norm_epsilon": -1.0}}, "layer_norm_epsilon"),
     ],
 )
 def test_files_that_are_no_tower(tmp_path: Path, change: dict[str, Any], error: str) -> None:
     file = changed(MM / "mmproj" / "idefics3.gguf", tmp_path / "bad.gguf", **change)
     with pytest.raises(ModelError, match=error):
+        open_tower_of(str(file), str(file), "vision")
+
+
+def test_windows_without_patches(tmp_path: Path) -> None:
+    file = changed(MM / "mmproj" / "qwen2-5-vl.gguf", tmp_path / "bad.gguf", {"clip.vision.patch_size": 0})
+    with pytest.raises(ModelError, match="patch_size is 0"):
         open_tower_of(str(file), str(file), "vision")
 
 

@@ -1,11 +1,11 @@
 """`python -m pyggml.tools.measure.towers PYTHON [SHAPE ...]`: towers beside the transformers library in F32.
 
 PYTHON is the interpreter of an environment with torch and transformers. For each shape (clip: CLIP ViT-L/14-336,
-siglip: SigLIP so400m/14-384, qwen: Qwen2.5-VL's tower with 8 of its 32 layers on 504 x 504 pixels, whisper: the encoder
-of Whisper small) it makes checkpoints with random weights in F32 and F16 in a temporary folder, and encodes one picture,
-or 30 seconds of noise, in turns: each round starts every program once. It prints the median over the rounds of each
-program's fastest time, its least CPU time, its memory, and how far its features are from transformers' (NMSE). On a
-machine that others use, few layers (`--layers`) and CPU time tell more than the time that passes.
+siglip: SigLIP so400m/14-384, qwen: 8 of the 32 layers of Qwen2.5-VL's tower on 504 x 504 pixels, whisper: the encoder
+of Whisper small) it makes checkpoints with random weights in F32 and F16 in a temporary folder, and encodes one
+picture, or 30 seconds of noise, in turns: each round starts every program once. It prints the median over the rounds of
+each program's fastest time, its least CPU time, its memory, and how far its features are from transformers' (NMSE). On
+a machine that others use, few layers (`--layers`) and CPU time tell more than the time that passes.
 """
 
 from __future__ import annotations

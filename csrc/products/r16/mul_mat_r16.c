@@ -171,8 +171,11 @@ int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multipl
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
-  return (r16_product){
-      .f = {.type = (int)a->type}, .row_bytes = a->nb[1], .exact = exact, .k = whole_units(a->ne[0]), .n_cols = columns_of(t)};
+  return (r16_product){.f = {.type = (int)a->type},
+                       .row_bytes = a->nb[1],
+                       .exact = exact,
+                       .k = whole_units(a->ne[0]),
+                       .n_cols = columns_of(t)};
 }
 
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
