@@ -78,7 +78,7 @@ def chat(
         system = system_file.read_text(encoding="utf-8")
     try:
         context = run.context()
-        m = run.load(media.mmproj)
+        m = run.load(media.towers)
         adapters.apply(m)
         ctx = m.new_context(ctx_size or m.hparams.n_ctx_train, **context)
         with usage():

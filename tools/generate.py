@@ -103,7 +103,7 @@ def generate(
         negative_prompt, stop = unescape(negative_prompt), [unescape(text) for text in stop or ()]
     text = read_prompt(prompt, file)
     context = run.context()
-    m = run.load(media.mmproj)
+    m = run.load(media.towers)
     adapters.apply(m)
     to_continue = text if suffix is None else m.vocab.infill_ids(text, suffix)
     if media.things:

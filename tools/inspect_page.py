@@ -28,7 +28,7 @@ def inspect(
     """Evaluate a text, with pictures too (--image), and write an HTML page that shows the graph, the time of each step
     on each thread, memory, and the values of every node. The page needs no network."""
     not_the_model(model, out)
-    m = load_model(model, mmproj=media.mmproj)
+    m = load_model(model, mmproj=media.towers.mmproj, image_tokens=media.towers.image_tokens)
     given: list[int] | MediaPrompt = m.tokenize(prompt)
     if media.things:
         from pyggml.llm.generate.media_chat import read_marked

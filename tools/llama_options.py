@@ -83,8 +83,7 @@ _INSTEAD = {
     "`pyggml trace` writes what a model computes": "--save-logits --logits-output-dir --tensor-filter",
     "--mmproj names a file; a folder has what sees or hears": """
         -mmu --mmproj-url --mmproj-auto --no-mmproj --no-mmproj-auto""",
-    "pictures are as large as the folder's processor, or the mmproj file, says": """
-        --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens""",
+    "a tower computes as many tiles at a time as is fastest: leave it out": "--mtmd-batch-max-tokens",
     "pyggml reads no videos, and writes text alone": """
         --video --video-fps --video-timestamp-interval --video-ffmpeg-dir --tts-lang --tts-speaker-file""",
     "`pyggml serve` serves one model, or those of --models-dir and --models-preset": """

@@ -17,6 +17,7 @@ from pyggml.llm.options import ContextOptions
 
 from .command import Group, Option
 from .logs import start_logging
+from .media import TowerOptions
 from .options import ModelPath, Ram, Threads
 from .outputs import not_the_model
 
@@ -110,9 +111,9 @@ class RunOptions:
         Optional[Path], Option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
     ] = None
 
-    def load(self, mmproj: str | None = None) -> Model:
-        """Load the model, with the towers of a file when one is named; when this takes long, a bar shows the
-        progress."""
+    def load(self, towers: TowerOptions | None = None) -> Model:
+        """Load the model; when this takes long, a bar shows the progress."""
+        towers = towers or TowerOptions()
         not_the_model(self.model, self.log_file)
         start_logging(self.verbose, self.log_file)
         overrides = self.kv_overrides()
@@ -125,7 +126,8 @@ class RunOptions:
                 repack=self.repack,
                 precision="fast" if self.fast else "exact",
                 kv_overrides=overrides,
-                mmproj=mmproj,
+                mmproj=towers.mmproj,
+                image_tokens=towers.image_tokens,
                 progress=lambda fraction: show(fraction, 1.0) is None,  # always True: it cannot be cancelled
             )
 

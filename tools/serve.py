@@ -18,7 +18,7 @@ from pyggml.serve.options import ListenOptions, Preset, ServeOptions, flags
 
 from .adapters import Adapters
 from .command import Group, Option, verb
-from .media import Mmproj
+from .media import Towers
 from .options import the_model, usage
 from .presets import MODEL_KEYS, arguments, is_true, read_sections
 from .running import Run
@@ -45,7 +45,7 @@ class Asked:
     sampling: Sampling
     adapters: Adapters
     run: Run
-    mmproj: Mmproj = None
+    towers: Towers
     n_predict: Annotated[int, declared("n_predict", "Tokens of an answer; -1: until it ends.")] = -1
     stop: Stop = None
 
@@ -62,7 +62,7 @@ class Asked:
         if at.ram is not None:
             with load_model(at.model, vocab_only=True, kv_overrides=at.kv_overrides()) as known:
                 at = replace(at, ram=str(ram_of_weights(known, options)))
-        m = at.load(self.mmproj)
+        m = at.load(self.towers)
         self.adapters.apply(m)
         return m
 

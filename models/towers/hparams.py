@@ -67,6 +67,8 @@ def read_tower(cls: type[T], r: Reader, act: Activation, /, **own: Any) -> T:
         r.fail(Keys.LLM.BLOCK_COUNT, f"is {found['n_layer']}: 1 to {MAX_LAYERS} layers are supported")
     if not n_head or not n_embd or n_embd % n_head or n_embd // n_head % 4:
         r.fail(Keys.Attention.HEAD_COUNT, f"is {n_head}: {n_embd} elements make no such heads")
+    if found["eps"] < 0:
+        r.fail(Keys.Attention.LAYERNORM_EPS, f"is {found['eps']}: a norm adds no negative number")
     for key in ("n_ff", "n_embd_out"):
         if not found[key]:
             raise ModelError(f"{r.arch}: {key} must be positive")

@@ -88,7 +88,7 @@ def _gated_mm(r: Reader) -> dict[str, object]:
 
 def _windows(r: Reader, merge: int) -> dict[str, object]:
     pixels = r.integer("{arch}.window_size", 112)  # files of llama.cpp do not say; 112 in all models of the family
-    window = pixels // merge // r.integer("{arch}.patch_size")
+    window = pixels // merge // max(r.integer("{arch}.patch_size"), 1)
     if not window:
         r.fail("{arch}.window_size", f"is {pixels}: less than {merge} patches")
     full = integers(r, "{arch}.full_attention_layers")

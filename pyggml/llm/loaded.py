@@ -49,6 +49,8 @@ class LoadedModel(Closeable):
         self.loras: tuple[Scaled, ...] = ()  # new contexts begin with these
         self.control = ControlVector({})
         self.vocab_only = tensors is None
+        self.precision = "exact"  # of products: `load_model`
+        self.image_tokens: tuple[int | None, int | None] = (None, None)  # the least and the most of a picture
         self.watches = Watches()  # the taps and edits that look into the graphs of its contexts
         # What its towers made of the last pictures and sounds, by kind and digest (`media_prompt.features_of`).
         self.features: OrderedDict[tuple[str, bytes], Features] = OrderedDict()

@@ -16,7 +16,7 @@ import numpy as np
 from pyggml.backends.cpu import isa_name
 from pyggml.backends.cpu.repack import CpuRepacking, allow_rounding, be_fast, can_repack, repack_in_passing
 from pyggml.backends.cpu.repack import repack as repack_weights
-from pyggml.errors import ModelError, path_name
+from pyggml.errors import ModelError, path_name, whole
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
@@ -102,7 +102,7 @@ class Model(LoadedModel):
             self.repacking.finish()
             factors = [t for head in heads for t in _factors(head.weights)]
             repack_weights(factors)
-            if any(t.form.fast for t in self.weights.values()):
+            if self.precision == "fast":
                 be_fast(factors)
         return heads
 
@@ -263,11 +263,12 @@ class TowerModel(Model):
     `kv` has the keys `clip.*`, `tensors` and `weights` are the tower's.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, precision: str, image_tokens: tuple[int | None, int | None]) -> None:
         from .picture import sight_of
         from .tower import open_tower_of
 
-        tower = open_tower_of(path, None, "vision")
+        self.precision, self.image_tokens = precision, image_tokens
+        tower = open_tower_of(path, None, "vision", fast=precision == "fast")
         assert tower is not None, path
         self.path, self.arch, self.kv, self.mmproj = tower.path, "clip", tower.kv, None
         self.contexts = WeakSet()
@@ -318,6 +319,7 @@ def load_model(
     layers: tuple[int, int] | None = None,
     mmproj: str | os.PathLike[str] | None = None,
     precision: str = "exact",
+    image_tokens: tuple[int | None, int | None] = (None, None),
 ) -> Model:
     """Load a GGUF file, a Hugging Face folder, or a Whisper model of whisper.cpp (`ggml-base.bin`, read into memory);
     by default the model that ships with the package. `path` may also be a repository of the Hugging Face Hub
@@ -342,13 +344,18 @@ def load_model(
     `mmproj`: the file with the towers of a model that sees or hears (`clip.*`, as llama.cpp writes it). A folder's own
     tower is found, and loaded with the first picture; folders of CLIP, SigLIP, DINOv2 and ViT are a tower alone.
     `precision`: "exact", or "fast": products with quantised weights round their columns to bytes, with a step for each
-    16 elements, so that prompts take less time and logits are less precise (docs/products.md has figures). Products
-    with other weights, and those of a model's towers, do not change.
+    16 elements, so that prompts take less time and logits are less precise (docs/products.md has figures). Towers of
+    pictures and sounds also round weights in F16 and BF16, and their columns, to 16 bits. Products with other weights
+    do not change.
+    `image_tokens`: how many tokens a picture has at least and at most (None: as its processor says), for families that
+    resize a picture within such limits: Qwen2-VL to Qwen3-VL, GLM-4V and LFM2-VL.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its
-    architecture cannot run, for a `ram` that is too small, for an unknown `precision`, or when cancelled.
+    architecture cannot run, for a `ram` that is too small, for an unknown `precision`, or when cancelled; MediaError
+    for `image_tokens` of a model of another family.
     """
     if precision not in PRECISIONS:
         raise ModelError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r:.40}")
+    image_tokens = _limits(image_tokens)
     budget = memory_size(ram) if ram is not None else None if layers is None else sys.maxsize
     if budget is not None and not use_mmap:
         what = "layers" if ram is None else "ram"
@@ -358,12 +365,11 @@ def load_model(
         from pyggml.hf.towers import is_tower
 
         if is_tower(source):
-            return TowerModel(os.fspath(source))
+            return TowerModel(os.fspath(source), precision, image_tokens)
     if is_whisper_file(source):
-        if budget is not None or kv_overrides or mmproj is not None:
-            raise ModelError(
-                f"{path_name(source, ModelError)}: whisper.cpp's files take no ram, layers, kv_overrides, mmproj"
-            )
+        if budget is not None or kv_overrides or mmproj is not None or any(image_tokens):
+            taken = "ram, layers, kv_overrides, mmproj, image_tokens"
+            raise ModelError(f"{path_name(source, ModelError)}: whisper.cpp's files take no {taken}")
         return _of_whisper_file(path_name(source, ModelError), vocab_only, repack, precision, progress)
     file = _opened(source, use_mmap, vocab_only)
     kv = with_overrides(file.kv, kv_overrides)
@@ -397,6 +403,7 @@ def load_model(
             model.weight_stream.load(lambda done: _report(progress, done))
         else:
             _make_ready(model, repack, use_mlock, progress)
+        model.precision = precision
         if precision == "fast":
             be_fast(_factors(model.weights))
         _report(progress, 1.0)
@@ -408,10 +415,22 @@ def load_model(
         all(lock_memory(t.raw() if (copy := t.form.copy) is None else copy.memory) for t in model.weights.values())
     if mmproj is not None:
         _check_towers(model)
+    if any(image_tokens):
+        from .picture import sight
+
+        model.image_tokens = image_tokens
+        sight(model)
     if encoder and isinstance(file, GGUFFile):
         _give_hearing(model, encoder)
     log_model(model)
     return model
+
+
+def _limits(tokens: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    if not isinstance(tokens, tuple) or len(tokens) != 2:  # pyright: ignore[reportUnnecessaryIsInstance, reportUnnecessaryComparison]
+        raise ModelError(f"image_tokens must be the least and the most tokens of a picture, not {tokens!r:.60}")
+    least, most = (None if n is None else whole("image_tokens", n, 1, 1 << 20, ModelError) for n in tokens)
+    return least, most
 
 
 def _make_ready(model: Model, repack: bool, at_once: bool, progress: Progress | None) -> None:
@@ -439,6 +458,7 @@ def _of_whisper_file(path: str, vocab_only: bool, repack: bool, precision: str, 
         model = Model(path, "whisper", file.kv, decoder)
         if model.unused:
             raise ModelError(f"nothing asks for the tensors {', '.join(model.unused):.300}")
+        model.precision = precision
         _give_hearing(model, encoder)
         _report(progress, 0.0)
         _make_ready(model, repack, False, progress)
@@ -462,7 +482,8 @@ def _give_hearing(model: Model, encoder: Mapping[str, Tensor]) -> None:
     from .sound import encoder_keys, hearing_of
     from .tower import LoadedTower
 
-    tower = LoadedTower(model.path, encoder_keys(model.kv), encoder, "audio", model.weight_stream is None)
+    keeps = model.weight_stream is None
+    tower = LoadedTower(model.path, encoder_keys(model.kv), encoder, "audio", keeps, model.precision == "fast")
     model.senses["audio"] = hearing_of(model, tower)
 
 

@@ -48,7 +48,7 @@ def sight(model: LoadedModel) -> Sight:
 def sight_of(model: LoadedModel, tower: LoadedTower) -> Sight:
     """A tower with the processor of its folder or file. Taps and edits of the model see its graphs."""
     tower.watches = model.watches
-    return Sight(tower, picture_processor(_config(model, tower)))
+    return Sight(tower, picture_processor(_config(model, tower), model.image_tokens))
 
 
 def _config(model: LoadedModel, tower: LoadedTower) -> Mapping[str, Any]:

@@ -31,7 +31,8 @@ def sense(model: LoadedModel, side: str, made_of: Callable[[LoadedModel, LoadedT
     if side not in model.senses:
         if model.vocab_only:
             raise ModelError("the model was loaded with vocab_only=True: it has no tower")
-        tower = open_tower_of(model.path, model.mmproj, side, keeps=model.weight_stream is None)
+        keeps, fast = model.weight_stream is None, model.precision == "fast"
+        tower = open_tower_of(model.path, model.mmproj, side, keeps, fast)
         if tower is None:
             text = f"the model has no tower that {_DOES[side]} (load_model(..., mmproj=FILE) names one)"
             raise ModelError(f"{model.path}: {text}")

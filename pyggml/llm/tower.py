@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pyggml.backends.cpu.repack import repack, repack_in_passing
+from pyggml.backends.cpu.repack import be_fast, repack, repack_in_passing
 from pyggml.errors import ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
@@ -27,6 +27,11 @@ from pyggml.small_file import parse_json
 from pyggml.tensor import Tensor
 
 Array = npt.NDArray[Any]
+# Keys that are looked at before a tower's page reads them.
+_ONE_VALUE = (
+    *("has_vision_encoder", "has_audio_encoder", "projector_type", "embedding_length", "feed_forward_length"),
+    *("block_count", "patch_size", "projection_dim"),
+)
 _MAX_GRAPHS = 4  # graphs kept for reuse: pictures come in few sizes
 
 
@@ -34,8 +39,8 @@ class LoadedTower:
     """A tower with its weights: those of a folder, or of an mmproj file.
 
     Calling it runs the tower's graph (see `TowerRun`). With `keeps` false, pages of mapped weights are given back to
-    the system after each picture or sound, and there are no repacked copies of weights. Raises ModelError for metadata
-    or tensors that are no tower's.
+    the system after each picture or sound, and there are no repacked copies of weights. With `fast`, products round
+    weights and columns (docs/products.md). Raises ModelError for metadata or tensors that are no tower's.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class LoadedTower:
         tensors: Mapping[str, Tensor],
         side: str = "vision",
         keeps: bool = True,
+        fast: bool = False,
     ) -> None:
         self.path, self.kv = path, kv
         name = tower_name(kv, side)
@@ -62,8 +68,10 @@ class LoadedTower:
                 LOG.warning("%s: nothing asks for the tensors %s", path, names)
         except ModelError as e:
             raise ModelError(f"{path}: {e}") from None
-        # Products read quantised weights from repacked copies. Others stay exact: nothing may round them.
+        # Products read quantised weights from repacked copies. Others stay exact, unless the tower is to be fast.
         (repack if keeps else repack_in_passing)(t for t in self.weights.values() if t.dtype.is_quantized)
+        if fast:
+            be_fast(self.weights.values(), floats=True)
         self.name, self.keeps = name, keeps
         self.folder: str | None = None  # that an mmproj file was made of, when it lies there
         self.scheduler: Scheduler | None = None
@@ -127,10 +135,12 @@ class LoadedTower:
         return self._graphs[key]
 
 
-def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) -> LoadedTower | None:
+def open_tower_of(
+    path: str, mmproj: str | None, side: str, keeps: bool = True, fast: bool = False
+) -> LoadedTower | None:
     """The tower (`vision` or `audio`) of a model: that of the file `mmproj`, otherwise that of the folder `path`; None
     when there is none. Keys that an mmproj file lacks are the folder's, when that has the same kind of tower; where
-    `path` is no folder, those of the folder that the file lies in. `keeps`: see `LoadedTower`.
+    `path` is no folder, those of the folder that the file lies in. `keeps`, `fast`: see `LoadedTower`.
 
     Raises GGUFError for a bad file, ModelError for one that is no tower, or an unsupported one.
     """
@@ -140,10 +150,14 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
     if of_folder is not None and not of_folder[0].get(f"clip.has_{side}_encoder"):
         of_folder = None
     if mmproj is None:
-        return None if of_folder is None else LoadedTower(path, *of_folder, side, keeps)
+        return None if of_folder is None else LoadedTower(path, *of_folder, side, keeps, fast)
     file = open_model(mmproj, True)
     if file.kv.get("general.architecture") != "clip":
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
+    for key in _ONE_VALUE:
+        for name in (f"clip.{key}", f"clip.{side}.{key}"):
+            if not isinstance(file.kv.get(name, 0), (bool, int, float, str)):
+                raise ModelError(f"{file.path}: the key {name} must be one value, not an array")
     if not file.kv.get(f"clip.has_{side}_encoder"):
         return None
     kv, tensors = _as_today(file.kv, bind(file, keeps))
@@ -153,7 +167,7 @@ def open_tower_of(path: str, mmproj: str | None, side: str, keeps: bool = True) 
     said = of_folder[0] if of_folder is not None else beside
     if said is not None and said["clip.projector_type"] == tower_name(kv, side):
         kv = {**said, **kv}
-    tower = LoadedTower(file.path, kv, tensors, side, keeps)
+    tower = LoadedTower(file.path, kv, tensors, side, keeps, fast)
     tower.folder = None if beside is None else os.path.dirname(file.path)
     return tower
 

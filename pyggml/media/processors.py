@@ -51,7 +51,9 @@ _HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 _SIZE_KEYS = ("height", "width", "shortest_edge", "longest_edge", "max_height", "max_width", "min_pixels", "max_pixels")
 
 
-def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
+def picture_processor(
+    config: Mapping[str, Any], tokens: tuple[int | None, int | None] = (None, None)
+) -> Callable[[Any], Arrays]:
     """A checkpoint's own treatment of pictures.
 
     `config` is the content of `preprocessor_config.json` (or of `processor_config.json`, whose `image_processor` is
@@ -59,11 +61,28 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
     defaults. Returns a function of one picture (all that `open_picture` takes) that gives arrays by name:
     `pixel_values` (float32; NumPy shape [n, 3, height, width] or patches) and whatever else tells how it was cut
     (`image_sizes`, `image_grid_thw`, `rows`, `num_patches` ...; int32). Pictures become RGB whatever `do_convert_rgb`
-    says.
+    says. `tokens`: how many tokens of the text a picture has at least and at most (None: as the config says), for
+    families that resize a picture within such limits.
 
     Raises MediaError when the kind of processor is unknown or a field has an impossible value; the function raises it,
     with the picture's name, when it cannot be opened or be treated so.
     """
+    settings = _settings(config, tokens)
+    process = FAMILIES[settings.kind][0](settings)
+    if tokens != (None, None) and not settings.limited:
+        text = "the number of a picture's tokens cannot be chosen: no limits are part of its config"
+        raise MediaError(f"{settings.kind}: {text}")
+    return partial(_processed, process)
+
+
+def colours_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields `image_mean` and `image_std` of a processor's config, or the defaults of its kind. Raises as
+    `picture_processor`."""
+    fields = _settings(config, (None, None)).fields
+    return {name: fields.get(name) for name in ("image_mean", "image_std")}
+
+
+def _settings(config: Mapping[str, Any], tokens: tuple[int | None, int | None]) -> Settings:
     nested = config.get("image_processor")
     fields = cast("Mapping[str, Any]", nested) if isinstance(nested, Mapping) else config
     named = fields.get("image_processor_type") or fields.get("feature_extractor_type")
@@ -75,8 +94,7 @@ def picture_processor(config: Mapping[str, Any]) -> Callable[[Any], Arrays]:
         fields = {**fields, **{name: config.get(name) for name in ("patch_size", "spatial_merge_size")}}
     if kind == "MiniCPMVImageProcessor":
         fields = {**fields, **{f"image_{x}": fields[f"norm_{x}"] for x in ("mean", "std") if f"norm_{x}" in fields}}
-    family, defaults = FAMILIES[kind]
-    return partial(_processed, family(Settings(kind, fields, defaults)))
+    return Settings(kind, fields, FAMILIES[kind][1], tokens)
 
 
 def _processed(process: Process, image: Any) -> Arrays:
@@ -96,8 +114,14 @@ class Settings:
     """The fields of a processor's config, checked as they are read. A field that is missing or null has the family's
     default. All readers raise MediaError."""
 
-    def __init__(self, kind: str, fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        self.kind = kind
+    def __init__(
+        self,
+        kind: str,
+        fields: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        tokens: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        self.kind, self.tokens, self.limited = kind, tokens, False
         self.fields: dict[str, Any] = {**_COMMON, **defaults}
         self.fields.update({name: value for name, value in fields.items() if value is not None})
         self.resample = self.number("resample", 0, 5)  # the number of a filter in Pillow
@@ -113,6 +137,19 @@ class Settings:
     def number(self, name: str, least: int = 1, most: int = 1 << 40) -> int:
         """A whole number."""
         return whole(f"{self.kind}: {name}", self.fields.get(name), least, most, MediaError)
+
+    def within(self, least: int, most: int, unit: int) -> tuple[int, int]:
+        """The least and the most pixels of a picture: those of the config, or `unit` of them for each token that the
+        user wants (`tokens`). What the config says gives way to what the user wants."""
+        self.limited = True
+        low, high = self.tokens
+        if low is not None and high is not None and low > high:
+            raise MediaError(f"{self.kind}: no picture has at least {low} and at most {high} tokens")
+        if low is not None:
+            least, most = low * unit, max(most, low * unit)
+        if high is not None:
+            least, most = min(least, high * unit), high * unit
+        return least, most
 
     def tiles(self, name: str) -> int:
         """A number of tiles, at most `limits.PICTURE_TILES`."""
@@ -383,6 +420,7 @@ def qwen2_vl(s: Settings) -> Process:
         raise s.wrong("size", "a size with shortest_edge and longest_edge")
     counted = frames if s.kind.startswith("Glm") else 1
     unit = patch * merge
+    least, most = s.within(least, most, unit**2 * counted)
 
     def process(picture: Image) -> Arrays:
         if resize:
@@ -433,6 +471,7 @@ def lfm2_vl(s: Settings) -> Process:
     table, resample = s.torch_table(fused_table), s.resample
     patch, unit = s.number("encoder_patch_size"), s.number("encoder_patch_size") * s.number("downsample_factor")
     least, most = (s.number(name) * unit**2 for name in ("min_image_tokens", "max_image_tokens"))
+    least, most = s.within(least, most, unit**2)
     split, tile = s.flag("do_image_splitting"), s.number("tile_size")
     fewest, largest = s.tiles("min_tiles"), s.tiles("max_tiles")
     if split and fewest > largest:

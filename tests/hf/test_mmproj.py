@@ -15,6 +15,7 @@ from pyggml.tools.cli import main
 import pyggml as gg
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError, GGUFError, ModelError
+from pyggml.gguf_io.read import open_gguf
 from pyggml.hf.towers.mmproj import write_mmproj
 from pyggml.llm.picture import sight_of
 from pyggml.llm.tower import open_tower_of
@@ -131,7 +132,7 @@ def test_files_of_llama_cpp(name: str, tmp_path: Path) -> None:
         assert tower is not None
 
         class Text:
-            path, watches = str(tmp_path / "m.gguf"), tower.watches
+            path, watches, image_tokens = str(tmp_path / "m.gguf"), tower.watches, (None, None)
 
         return sight_of(Text(), tower)  # pyright: ignore[reportArgumentType]
 
@@ -188,3 +189,14 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert run("convert", MM / "clip", "--mmproj", out, "--json") == 0
     about = json.loads(capsys.readouterr().out)
     assert (about["tower"], about["llama_cpp"], about["bytes"]) == ("clip", False, out.stat().st_size)
+
+
+def test_colours_that_the_config_leaves_out(tmp_path: Path) -> None:
+    """llama.cpp reads no file without them: they are those of the kind of processor."""
+    folder = tmp_path / "m"
+    shutil.copytree(MM / "qwen2-vl", folder)
+    (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    write_mmproj(folder, tmp_path / "m.gguf")
+    found = open_gguf(tmp_path / "m.gguf").kv
+    assert np.allclose(found["clip.vision.image_mean"], [0.48145466, 0.4578275, 0.40821073])
+    assert np.allclose(found["clip.vision.image_std"], [0.26862954, 0.26130258, 0.27577711])

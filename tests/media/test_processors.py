@@ -198,3 +198,32 @@ def test_grids_of_lfm2() -> None:
         )
         want = sorted(set(many), key=lambda grid: grid[0] * grid[1])
         assert [(columns, rows) for rows, columns in grids_of_lfm2(least, most)] == want
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "unit"),
+    [
+        ("Qwen2VLImageProcessor", {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}, 28),
+        ("Qwen2VLImageProcessor", {"min_pixels": 3136, "max_pixels": 12845056}, 28),
+        ("Glm4vImageProcessor", {}, 28),
+        ("Lfm2VlImageProcessor", {"do_image_splitting": False}, 32),
+    ],
+)
+def test_as_many_tokens_as_someone_wants(kind: str, fields: dict[str, Any], unit: int) -> None:
+    picture = np.zeros((300, 500, 3), np.uint8)
+
+    def tokens(*limits: int | None) -> int:
+        made = picture_processor({"image_processor_type": kind, **fields}, (limits[0], limits[1]))(picture)
+        h, w = made["image_grid_thw"][0, 1:] if "image_grid_thw" in made else made["spatial_shapes"][0]
+        return int(h * w) // 4
+
+    usual = tokens(None, None)
+    assert usual == tokens(1, 4000)
+    assert 8 <= tokens(None, 20) <= 20 < usual < 900 <= tokens(900, 1000) <= 1000
+    with pytest.raises(MediaError, match="no picture has at least 30 and at most 20 tokens"):
+        tokens(30, 20)
+
+
+def test_tokens_of_families_without_limits() -> None:
+    with pytest.raises(MediaError, match="CLIPImageProcessor: the number of a picture's tokens cannot be chosen"):
+        picture_processor({"image_processor_type": "CLIPImageProcessor"}, (None, 20))

@@ -18,6 +18,7 @@ from pyggml.models.towers.tower import TowerBuild, TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
+from pyggml.backends.cpu import isa_name, products
 from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
 from pyggml.hf.towers import open_tower
@@ -232,6 +233,21 @@ def test_towers_are_quantised(kind: str, limit: float, tmp_path: Path) -> None:
     assert nmse(found.encode(want).features.rows, want["features"]) < limit
 
 
+@pytest.mark.parametrize("kind", ["F16", "F32"])
+def test_a_fast_tower(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in F16 and their columns are rounded to fixed point, at levels that have it; those of F32 never."""
+    monkeypatch.setattr(products, "FAST_BEYOND", dict.fromkeys(products.FAST_BEYOND, 16))  # the tower is small
+    monkeypatch.setattr(products, "LEAST_FAST", 32)
+    write_quantized(plan_quantization(MM / "mmproj" / "idefics3.gguf", kind), str(tmp_path / "out.gguf"))
+    rows: list[Array] = []
+    for fast in (False, True):
+        found = open_tower_of(str(MM / "idefics3"), str(tmp_path / "out.gguf"), "vision", fast=fast)
+        assert found is not None
+        rows.append(found.encode(arrays("idefics3", 0)).features.rows)
+    assert nmse(rows[1], rows[0]) < 1e-7
+    assert np.array_equal(*rows) == (kind == "F32" or isa_name() not in products.FAST_BEYOND)
+
+
 @pytest.mark.parametrize("name", ["gemma3", "mistral3"])
 def test_matrices_that_are_read_in_another_layout(name: str, tmp_path: Path) -> None:
     """They stay as they are. Ten products follow each other, each of which Q8_0 changes by an NMSE of some 3e-5."""
@@ -316,11 +332,21 @@ def changed(path: Path, to: Path, kv: dict[str, Any] | None = None, drop: str = 
         ({"kv": {"clip.vision.patch_size": 0}}, "patch_size"),
         ({"kv": {"clip.vision.projector.scale_factor": 3}}, "scale_factor"),
         ({"kv": {"clip.vision.image_size": "x"}}, "clip.vision.image_size"),
+        ({"kv": {"clip.has_vision_encoder": [1, 2]}}, "clip.has_vision_encoder must be one value"),
+        ({"kv": {"clip.projector_type": [1, 2]}}, "clip.projector_type must be one value"),
+        ({"kv": {"clip.vision.embedding_length": [1, 2]}}, "clip.vision.embedding_length must be one value"),
+        ({"kv": {"clip.vision.attention.layer_norm_epsilon": -1.0}}, "layer_norm_epsilon"),
     ],
 )
 def test_files_that_are_no_tower(tmp_path: Path, change: dict[str, Any], error: str) -> None:
     file = changed(MM / "mmproj" / "idefics3.gguf", tmp_path / "bad.gguf", **change)
     with pytest.raises(ModelError, match=error):
+        open_tower_of(str(file), str(file), "vision")
+
+
+def test_windows_without_patches(tmp_path: Path) -> None:
+    file = changed(MM / "mmproj" / "qwen2-5-vl.gguf", tmp_path / "bad.gguf", {"clip.vision.patch_size": 0})
+    with pytest.raises(ModelError, match="patch_size is 0"):
         open_tower_of(str(file), str(file), "vision")
 
 

@@ -58,6 +58,14 @@ def test_generate(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     files = ("-m", tmp_path / "m.gguf", "-mm", tmp_path / "mm.gguf")
     both = ids(capsys, *files, "-p", "a<__media__>b<__media__>", "--image", WIDE, "--image", TALL)
     assert both == (prompt, made)
+    few, _ = ids(capsys, *files, "-p", "a", "--image", WIDE, "--image-max-tokens", 8)
+    assert 0 < few.count(500) <= 8 < n[0]
+    wrong = run(
+        capsys, "generate", *files, "-p", "a", "--image", WIDE, "--image-min-tokens", 9, "--image-max-tokens", 8, code=1
+    )
+    assert "at least 9 and at most 8 tokens" in wrong.err
+    refused = run(capsys, "generate", "-p", "a", "--image-min-tokens", 9, code=1)
+    assert "has no tower that sees" in refused.err
     args = ("generate", "-m", folder, "-p", "a", "-n", 1)
     assert "no placeholder for audio" in run(capsys, *args, "--audio", WIDE, code=1).err
     assert "No such file" in run(capsys, *args, "--image", "/none.png", code=1).err

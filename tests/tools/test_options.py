@@ -60,9 +60,8 @@ WHY_NOT = {
     "-m takes repositories and URLs, the environment says the rest": """--model-url --docker-repo --hf-file --hf-token
         --offline --cache-list --spec-draft-hf --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default
         --vision-gemma-12b-default""",
-    "no video, and pictures are as large as the model says": """--mmproj-url --mmproj-auto --no-mmproj --mmproj-offload
-        --mmproj-device --video --image-min-tokens
-        --image-max-tokens --video-fps --video-timestamp-interval
+    "no video": """--mmproj-url --mmproj-auto --no-mmproj --mmproj-offload
+        --mmproj-device --video --video-fps --video-timestamp-interval
         --video-ffmpeg-dir""",
     "of the server, or of slots that a server has": """--server-base --ctx-checkpoints --cache-ram --swa-full""",
     "the shell, or its pipes, does it": """--completion-bash --color --simple-io --output --binary-file

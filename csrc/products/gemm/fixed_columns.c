@@ -1,4 +1,4 @@
-// Convert columns of b to fixed point, in the layout of fixed.c's tiles.
+// Convert columns of b, and rows of F16 and BF16, to fixed point, in the layout of fixed.c's tiles.
 #include "products/gemm/columns.h"
 #include "products/gemm/fixed_columns.h"
 #include "products/gemm/fixed_pairs.h"
@@ -35,6 +35,14 @@ static float step_of(const float *x, int64_t n, float *inv) {
   return 1.0f / *inv;
 }
 
+// Put the integers of x[0..n) to `to`, and return their step.
+static float put(int16_t *to, const float *x, int64_t n) {
+  float inv;
+  const float step = step_of(x, n, &inv);
+  put_ints(to, x, inv, n);
+  return step;
+}
+
 void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
   if (r16_in_runs(p)) {
     PG_FN(r16_put_runs)(c, p, share);
@@ -51,13 +59,41 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
       if (j < g.n) {
         float x[KC];
         r16_get(x, p, &g, j, k0, n);
-        float inv;
-        steps[j] = step_of(x, n, &inv);
-        put_ints(four[j], x, inv, n);
+        steps[j] = put(four[j], x, n);
       } else {
         memset(four[j], 0, sizeof four[j]);
       }
     }
     put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
+  }
+}
+
+// Elements of a row of F16 or BF16: those after `there` are zeros.
+PG_INLINE void get_floats(float *x, int type, const uint16_t *row, int64_t there, int64_t n) {
+  int64_t i = 0;
+  for (; i + VF_N <= there; i += VF_N) vf_store(x + i, type == PG_F16 ? vf_load_f16(row + i) : vf_load_bf16(row + i));
+  for (; i < n; i += VF_N) {
+    const int rest = (int)PG_MAX(0, PG_MIN(VF_N, there - i));
+    const void *p = row + i;
+    vf_store(x + i, rest == 0 ? vf_zero() : type == PG_F16 ? vf_load_f16_n(p, rest) : vf_load_bf16_n(p, rest));
+  }
+}
+
+void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
+  const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0), there = p->b->ne[0] - k0;
+  for (int64_t i = 0; i < TILE_ROWS; i += R16_QUAD) {
+    int16_t four[R16_QUAD][KC];
+    for (int64_t j = 0; j < R16_QUAD; j++) {
+      const int64_t row = tile * TILE_ROWS + i + j;
+      panel->steps[i + j] = 0;
+      if (row < p->m) {
+        float x[KC];
+        get_floats(x, p->f.type, (const uint16_t *)(p->w + row * p->row_bytes) + k0, PG_MIN(there, n), n);
+        panel->steps[i + j] = put(four[j], x, n);
+      } else {
+        memset(four[j], 0, sizeof four[j]);
+      }
+    }
+    put_4_columns(panel->ints[0][i], four, TILE_ROWS, n / 2);
   }
 }

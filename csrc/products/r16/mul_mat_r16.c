@@ -93,9 +93,12 @@ typedef struct products {
   int n;
 } products;
 
-// What the matrices are. HALF: F16 or BF16 as they are stored, which tiles round; EXACT: the same, with the precision
-// of f32.
+// What the matrices are. HALF: F16 or BF16 as they are stored, which are rounded: to bf16 by tiles, otherwise to fixed
+// point; EXACT: the same, with the precision of f32.
 enum { REPACKED, STORED, HALF, EXACT };
+
+// The elements of a row, filled up with zeros.
+PG_INLINE int64_t whole_units(int64_t k) { return (k + R16_UNIT - 1) / R16_UNIT * R16_UNIT; }
 
 PG_INLINE products products_of(const pg_task *t, int form, int fast) {
   const pg_tensor *norm = &t->src[PG_MM_NORM];
@@ -109,7 +112,7 @@ PG_INLINE products products_of(const pg_task *t, int form, int fast) {
                                .row_bytes = form ? a->nb[1] : 0,
                                .exact = form == EXACT,
                                .fast = fast,
-                               .k = a->ne[0],
+                               .k = whole_units(a->ne[0]),
                                .m = a->ne[1],
                                .b = &t->src[PG_MM_COLUMNS],
                                .norm = (const float *)norm->data,
@@ -161,18 +164,24 @@ int PG_FN(mul_mat_r16_fast_any)(const pg_task *t, int ith, int nth) { return mul
 int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 1); }
 #endif
 
-#if defined(__AMX_BF16__)
-// mul_mat_half: matrices of F16 or BF16 as they are stored, rows a whole number of units long, times many columns.
+#if defined(__AMX_BF16__) || defined(PG_FAST)
+// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns. With tiles, rows are a whole number of
+// units long.
 int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, 0); }
 
 PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
-  return (r16_product){
-      .f = {.type = (int)a->type}, .row_bytes = a->nb[1], .exact = exact, .k = a->ne[0], .n_cols = columns_of(t)};
+  return (r16_product){.f = {.type = (int)a->type},
+                       .row_bytes = a->nb[1],
+                       .exact = exact,
+                       .k = whole_units(a->ne[0]),
+                       .n_cols = columns_of(t)};
 }
 
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
+#endif
 
+#if defined(__AMX_BF16__)
 // mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
 int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT, 0); }
 

@@ -18,6 +18,9 @@ ROUND_BEYOND = {
     "mul_mat": {"amx": 32},
     "out_prod": {"avx2": 255, "avx512vnni": 96, "amx": 32},
 }
+# The same for floats in the fast form: both operands become 16-bit fixed point (csrc/products/gemm/fixed.h).
+FAST_BEYOND = {"avx2": 32, "avx512vnni": 32}
+LEAST_FAST = 128  # elements of a row that are worth it
 # Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.
 _SPLIT_BEYOND = {DType.F16: 31, DType.BF16: 11}
 
@@ -37,6 +40,8 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_r16"
     elif form.name == IN_PASSING.name:
         way = "_stored"
+    elif _is_fast(isa, node, a):
+        way = "_half"
     elif node.op == "mul_mat_id" or not is_float_matrix(a):
         return None
     elif form.name == ROUNDED.name and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
@@ -51,6 +56,14 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     if kernel is None:
         kernel = kernel_of(isa, node, way)
     return None if kernel is None else (kernel, form.copy)
+
+
+def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
+    """Whether `node` rounds the matrix `a` of F16 or BF16 because its form is fast."""
+    if not a.form.fast or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat" or isa not in FAST_BEYOND:
+        return False
+    fits = a.is_contiguous and a.ne[2] == a.ne[3] == 1 and bounds(a.ne[0])[0] >= LEAST_FAST
+    return fits and bounds(node.n_rows)[0] > FAST_BEYOND[isa]
 
 
 def is_float_matrix(t: Tensor) -> bool:

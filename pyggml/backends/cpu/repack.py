@@ -164,13 +164,16 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
             t.form = IN_PASSING
 
 
-def be_fast(tensors: Iterable[Tensor]) -> None:
-    """Let products round their columns when they meet these tensors, whose forms have been set, in blocks.
+def be_fast(tensors: Iterable[Tensor], floats: bool = False) -> None:
+    """Let products round their columns when they meet those of these tensors, whose forms have been set, that are in
+    blocks. With `floats`, products of many columns also round matrices of F16 and BF16 among them, and the columns; a
+    column that is alone then has other bits than among many.
 
     Many columns are faster then, and results less precise: docs/products.md has figures.
     """
     for t in tensors:
-        t.form = t.form._replace(fast=True)
+        if floats or t.dtype.is_quantized:
+            t.form = t.form._replace(fast=True)
 
 
 def _pack(t: Tensor, copy: Buffer, pool: ThreadPool) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from pyggml.codec import encode
 from pyggml.dtypes import DType
-from pyggml.errors import DTypeError, GGUFError, ModelError
+from pyggml.errors import DTypeError, GGUFError, MediaError, ModelError
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record
+from pyggml.media.processors import colours_of
 from pyggml.tensor import Ne, Tensor, rank_of
 
 from ..parts import read_object
@@ -131,9 +132,12 @@ def _of_processor(processor: dict[str, Any], tower: str) -> dict[str, Any]:
     nested: Any = processor.get("image_processor")
     own: dict[str, Any] = {**processor, **nested} if isinstance(nested, dict) else processor
     keys: dict[str, Any] = {PROCESSOR_KEY: json.dumps(processor)}
-    for key in ("image_mean", "image_std"):
-        values = own.get(key)
-        if isinstance(values, list):
+    try:
+        colours = colours_of(processor)
+    except MediaError:  # sounds, or a kind that nobody knows
+        colours = {key: own.get(key) for key in ("image_mean", "image_std")}
+    for key, values in colours.items():
+        if isinstance(values, (list, tuple)):
             keys[f"clip.vision.{key}"] = np.array(values, np.float32)
     size: Any = own.get("size")
     longest = cast("Mapping[str, Any]", size).get("longest_edge") if isinstance(size, dict) else None

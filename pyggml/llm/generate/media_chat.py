@@ -147,6 +147,9 @@ def _parted(message: Mapping[str, Any], things: list[tuple[str, Any]]) -> Mappin
             parts.append({"type": "text", "text": part["text"]})
         elif kind == "video":
             raise BatchError("a part of type 'video': video is not supported; its frames can be parts of type 'image'")
+        elif kind in ("image_url", "input_audio"):
+            here = "{'type': 'image', 'image': PICTURE} or {'type': 'audio', 'audio': SOUND}, a path or bytes"
+            raise BatchError(f"a part of type {kind!r} is for `pyggml serve`: here it is {here}")
         else:
             raise BatchError(f"a part of a message is a text, an image or an audio with its type, not {given!r:.60}")
     return {**message, "content": parts}

@@ -1,5 +1,6 @@
 """Weights in the fast form: columns rounded to a byte times a factor (csrc/products/r16/round.h): how large the error
-is, and which products it concerns. That a column has the same bits in any company is in test_company.py.
+is, and which products it concerns. That a column has the same bits in any company is in test_company.py. Of matrices of
+floats both operands are rounded to 16-bit fixed point.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import pytest
 
 import pyggml as gg
 from pyggml.backends.cpu.isa import kernel_of
-from pyggml.backends.cpu.products import choose
+from pyggml.backends.cpu.products import FAST_BEYOND, choose
 from pyggml.backends.cpu.repack import be_fast, repack
 from pyggml.testing.harness import gaussian, nmse
 
@@ -104,3 +105,46 @@ def test_choice() -> None:
         found = choose(isa, node)
         assert found is not None and found[0] == kernel_of(isa, node, "_r16_fast" if isa in FAST else "_r16")
         assert found[1] is w.form.copy
+
+
+@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("dtype", [gg.F16, gg.BF16], ids=lambda t: t.name)
+def test_floats(dtype: gg.DType, isa: str) -> None:
+    """Each operand has steps for each 128 elements: 128 / 12 / 46000**2 of error, twice that where one value outweighs
+    the others. Rows need not be whole units. Few columns, and short rows, are exact."""
+    rng = np.random.default_rng(5)
+    for k, m in ((128, 1), (588, 97), (1080, 40)):
+        w = source(dtype, gaussian(rng, (m, k)))
+        be_fast([w])
+        assert not w.form.fast  # those of texts stay exact
+        be_fast([w], floats=True)
+        x = gaussian(rng, (FAST_BEYOND[isa] + 30, k)).astype(np.float32)
+        want = x.astype(np.float64) @ decoded(w)[0, 0].T
+        y = run(gg.mul_mat(w, source(gg.F32, x)), isa, 2)[0, 0]
+        assert 1e-10 < nmse(y, want) < 2 * 128 / 12 * 4 / 46000**2, k
+        assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x)), isa, 1)[0, 0], y)
+        few = run(gg.mul_mat(w, source(gg.F32, x[: FAST_BEYOND[isa]])), isa, 1)[0, 0]
+        assert nmse(few, want[: FAST_BEYOND[isa]]) < 1e-12
+    short = source(dtype, gaussian(rng, (8, 96)))
+    be_fast([short], floats=True)
+    assert choose(isa, gg.mul_mat(short, source(gg.F32, gaussian(rng, (64, 96))))) is None
+
+
+@pytest.mark.parametrize("isa", FAST)
+def test_floats_at_the_ends(isa: str) -> None:
+    """Zeros, subnormals, the largest numbers; NaN and infinities stay in their rows and columns."""
+    rng = np.random.default_rng(6)
+    values = gaussian(rng, (33, 200)).astype(np.float32)
+    values[0], values[1], values[2] = 0, 6e-8, np.where(np.arange(200) % 2, 65504.0, -65504.0)
+    values[3, 199] = np.inf
+    w = source(gg.F16, values)
+    be_fast([w], floats=True)
+    x = gaussian(rng, (40, 200)).astype(np.float32)
+    x[0], x[1], x[2, 7] = 0, x[1] * 1e30, np.nan
+    y = run(gg.mul_mat(w, source(gg.F32, x)), isa, 1)[0, 0].astype(np.float64)
+    assert np.isnan(y[2]).all() and np.isnan(y[4:, 3]).all()
+    assert not y[3:, 0].any() and not np.delete(y[0], 3).any()
+    want = x.astype(np.float64) @ values.T.astype(np.float16)
+    rows, columns = [i for i in range(40) if i != 2], [j for j in range(33) if j not in (0, 3)]
+    for i in rows[1:]:
+        assert nmse(y[i, columns] / 1e30, want[i, columns] / 1e30) < 1e-7, i
