@@ -207,9 +207,24 @@ class Faults:
         parts = [x.split()[0].split("-") for x in Path("/proc/self/maps").read_text().splitlines() if NUMPY in x]
         first, *_, end = sorted(int(x, 16) for part in parts for x in part)
         self.c.fault_spare(*map(ctypes.c_size_t, (first, end, SPARED)))
+        self._learn()
         self.outcomes = Counter[str]()
         self.unraisable = Counter[str]()
         sys.unraisablehook = lambda u: self.unraisable.update([f"{type(u.exc_value).__name__} in {u.object!r:.60}"])
+
+    def _learn(self) -> None:
+        """Spare the buffers in which NumPy converts values, too. When it gets none, it crashes: after warming up,
+        `np.arange(64) <= np.arange(8, dtype=np.int32)[:, None]` with the second allocation failing is a SIGSEGV in
+        NumPy 2.4.6."""
+        a, b = np.arange(64), np.arange(8, dtype=np.int32)[:, None]
+        flags, out = np.ones((8, 64), bool), np.empty((8, 64), np.uint32)
+        for learns in (0, 1):  # what is made once is made before
+            self.arm(0, 0, 0, 0)
+            self.c.fault_learn(learns)
+            _ = a <= b
+            np.multiply(flags, np.uint32(3), out=out)
+            self.c.fault_learn(0)
+            self.c.fault_disarm()
 
     def arm(self, kind: int, n: int, last: int, error: int) -> None:
         self.c.fault_arm(kind, ctypes.c_long(n), ctypes.c_long(last), error)
