@@ -21,6 +21,7 @@ from pyggml.llm.picture import sight_of
 from pyggml.llm.tower import open_tower_of
 from pyggml.media.picture import open_picture
 from pyggml.media.sound import read_sound
+from pyggml.tensor import rank_of
 
 from .changes import change_gguf
 from .harness import folder, harness, put_file
@@ -86,12 +87,27 @@ def sound(data: bytes) -> None:
     assert samples.dtype == np.float32 and samples.ndim == 1 and np.isfinite(samples).all()
 
 
-TOWERS = "mlp gemma3 idefics3 internvl pixtral llama4 lfm2 resampler minicpmv4_6 qwen2vl_merger qwen2.5vl_merger qwen3vl_merger glm4v"
+TOWERS = (
+    "mlp gemma3 idefics3 internvl pixtral llama4 lfm2 resampler minicpmv4_6 "
+    "qwen2vl_merger qwen2.5vl_merger qwen3vl_merger glm4v"
+)
 _VISION: dict[str, Any] = {
-    "embedding_length": 16, "feed_forward_length": 16, "block_count": 1, "attention.head_count": 2, "projection_dim": 16,
-    "image_size": 8, "patch_size": 2, "spatial_merge_size": 2, "projector.scale_factor": 2, "attention.layer_norm_epsilon": 1e-6,
-    "image_min_pixels": 16, "image_max_pixels": 256, "n_wa_pattern": 2, "window_size": 8, "preproc_image_size": 16,
-}  # fmt: skip
+    "embedding_length": 16,
+    "feed_forward_length": 16,
+    "block_count": 1,
+    "attention.head_count": 2,
+    "attention.layer_norm_epsilon": 1e-6,
+    "projection_dim": 16,
+    "image_size": 8,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "projector.scale_factor": 2,
+    "n_wa_pattern": 2,
+    "window_size": 8,
+    "image_min_pixels": 16,
+    "image_max_pixels": 256,
+    "preproc_image_size": 16,
+}
 
 
 def _towers() -> Iterable[bytes]:
@@ -106,9 +122,7 @@ def _towers() -> Iterable[bytes]:
         tower, weights = get_tower(name), ShapeOnlyWeights()
         tower.declare(tower.hparams(kv), weights)
         for role, t in weights.items():
-            w.add_tensor(
-                role, np.full(t.ne[: max(i + 1 for i in range(4) if t.ne[i] > 1 or not i)][::-1], 0.1, np.float32)
-            )
+            w.add_tensor(role, np.full(t.ne[: rank_of(t.ne)][::-1], 0.1, np.float32))
         w.write_header_to_file()
         w.write_kv_data_to_file()
         w.write_tensors_to_file()
