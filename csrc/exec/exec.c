@@ -95,12 +95,13 @@ static void plan_end(pg_plan *p) {
   pg_wake(&p->busy, &p->waiting);
 }
 
-// The scratch memory that the ops of changing sizes need, or 0 when they have enough.
-static int64_t plan_lacks(const pg_plan *p) {
+// Ask the ops of changing sizes for their scratch memory. Returns what they need, or 0 when they have enough.
+static int64_t plan_lacks(pg_plan *p) {
   int64_t most = p->work_size;
   for (int64_t i = 0; i < p->n_needs; i++) {
-    const int64_t n = p->needs[i].work(&p->ops[p->needs[i].op].task, (int)p->work_threads);
-    if (n > most) most = n;
+    pg_task *t = &p->ops[p->needs[i].op].task;
+    t->work_size = p->needs[i].work(t, (int)p->work_threads);
+    if (t->work_size > most) most = t->work_size;
   }
   return most > p->work_size ? most : 0;
 }

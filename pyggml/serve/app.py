@@ -162,6 +162,7 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options), exception_handlers=_ON)
     app.state.prefix = options.api_prefix.rstrip("/")
+    app.router.redirect_slashes = False  # as llama-server; and the address of a redirect needs a query in UTF-8
     if inner is not None:
         inner.state = app.state
     return app
@@ -169,7 +170,7 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
 
 def _refuser(why: str) -> Endpoint:
     async def refuse(request: Request) -> Response:
-        raise HTTPError(501, f"{request.method} {request.url.path}: {why}")
+        raise HTTPError(501, f"{request.method} {request.scope['path']}: {why}")
 
     return refuse
 

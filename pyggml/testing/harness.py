@@ -1,6 +1,7 @@
 """Runs one op case on the reference and on the C kernels of one instruction set, and compares.
 
-Every tensor's memory lies between guard bytes, which must be intact after each run.
+Every tensor's memory lies between guard bytes, and so does the scratch memory of each op. They must be intact after
+each run.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from functools import partial
 import numpy as np
 
 from ..backends.cpu import CpuBackend
+from ..backends.cpu.backend import CpuProgram
 from ..backends.cpu.isa import Kernel
 from ..backends.cpu.record import record_of
-from ..backends.protocol import Program
+from ..backends.protocol import Program, Resolve
 from ..backends.ref import compute_node
 from ..buffers.alloc import Step
 from ..buffers.buffer import Buffer
@@ -29,6 +31,7 @@ from ..tensor import Context, Tensor
 from .cells import see
 
 GUARD = 1024  # bytes
+BEYOND = 1 << 16  # bytes beside scratch memory, where a thread's part lies behind another's
 FILL = 0x7F  # fills guard bytes: huge as F32 and BF16, NaN as F16, so that it shows when someone reads them
 Values = Callable[[np.random.Generator, tuple[int, ...]], Array]
 Outcome = tuple[Array, bytes]  # elements, and as they are stored
@@ -63,11 +66,19 @@ class Case:
     tiles: float = 0.0
 
 
-def guarded(nbytes: int) -> Buffer:
-    """Memory of `nbytes` bytes, with guard bytes before and after it. All of it is FILL."""
-    buffer = Buffer.allocate(nbytes + 2 * GUARD)
+def guarded(nbytes: int, guard: int = GUARD) -> Buffer:
+    """Memory of `nbytes` bytes, with `guard` bytes before and after it. All of it is FILL."""
+    buffer = Buffer.allocate(nbytes + 2 * guard)
     buffer.memory[:] = FILL
     return buffer
+
+
+def check_guarded(buffer: Buffer, nbytes: int, what: str, guard: int = GUARD) -> None:
+    """Check that nothing was written beside the `nbytes` bytes of `guarded`. Raises Mismatch."""
+    m = buffer.memory
+    for side, memory in (("before", m[:guard]), ("after", m[guard + nbytes :])):
+        if not (memory == FILL).all():
+            raise Mismatch(f"bytes {side} {what} were overwritten")
 
 
 def place(t: Tensor) -> None:
@@ -78,10 +89,7 @@ def place(t: Tensor) -> None:
 def check_guards(t: Tensor) -> None:
     """Check that nothing was written beside a tensor that `place` has placed. Raises Mismatch."""
     assert t.buffer is not None
-    m = t.buffer.memory
-    for side, memory in (("before", m[:GUARD]), ("after", m[GUARD + t.nbytes :])):
-        if not (memory == FILL).all():
-            raise Mismatch(f"bytes {side} {t.describe()} were overwritten")
+    check_guarded(t.buffer, t.nbytes, t.describe())
 
 
 def fill(t: Tensor, values: Array) -> None:
@@ -191,6 +199,29 @@ def compare(got: Outcome, want: Outcome, limit: float) -> None:
 # -- running --------------------------------------------------------------------------------------------------------
 
 
+class GuardedProgram(CpuProgram):
+    """Before each run, every op gets scratch memory of its own, between guard bytes. It has as many bytes as the kernel
+    asked for. Raises Mismatch after a run that wrote beside it."""
+
+    def run(self, interruptible: bool = True, n_threads: int | None = None) -> None:
+        sizes = self.lowered.work_sizes()
+        memory = [guarded(n, BEYOND) for n in sizes]
+        self.lowered.set_work(np.array([m.base + BEYOND for m in memory], np.int64))
+        super().run(interruptible, n_threads)
+        for t, m, n in zip(self.lowered.nodes, memory, sizes, strict=True):
+            check_guarded(m, n, f"the {n} bytes of scratch memory of {t.describe()}", BEYOND)
+
+
+class GuardedBackend(CpuBackend):
+    """A CpuBackend whose programs are guarded. Graphs with Vars, whose ops may ask for more as they run, are not for
+    it."""
+
+    def compile(self, steps: Sequence[Step], resolve: Resolve) -> GuardedProgram:
+        program = GuardedProgram(self, steps, resolve)
+        assert not program.lowered.needs
+        return program
+
+
 def compiled(nodes: Sequence[Tensor], isa: str, n_threads: int, kernel: Kernel | None = None) -> Program:
     """The C program for nodes that have memory, at one instruction set. Even the smallest op is shared between the
     threads. The last node is computed by `kernel` when one is given."""
@@ -202,7 +233,7 @@ def compiled(nodes: Sequence[Tensor], isa: str, n_threads: int, kernel: Kernel |
         if kernel is not None and t is nodes[-1]:
             r = replace(r, kernel=kernel, packed=())
         steps.append(Step((t,), match=r))
-    return CpuBackend(n_threads, isa).compile(steps, lambda s: s)
+    return GuardedBackend(n_threads, isa).compile(steps, lambda s: s)
 
 
 def outcomes(

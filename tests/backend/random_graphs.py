@@ -17,14 +17,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 import pyggml as gg
-from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.fuse import FUSIONS
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import steps_of
 from pyggml.opdef import opdef_of
 from pyggml.tensor import FLAG_OUTPUT, Tensor
 from pyggml.testing import STRATEGIES, Case, Src, compare, tolerance
-from pyggml.testing.harness import explained, make_source, outcome
+from pyggml.testing.harness import GuardedBackend, explained, make_source, outcome
 
 FLOATS = (gg.F32, gg.F16, gg.BF16)
 SHARE = 0.1  # how much an earlier result may change a value
@@ -131,7 +130,7 @@ def laid_out(spec: Src, t: Tensor) -> Tensor:
 
 def one_by_one(net: Net, isa: str, seen: Counter[str]) -> list[bytes]:
     """Compute node by node on the CPU, and compare each node with the reference. Raises Mismatch."""
-    backend = CpuBackend(1, isa, ())
+    backend = GuardedBackend(1, isa, ())
     for t in net.graph.nodes:
         if t.view_src is None:
             t.allocate()
@@ -158,7 +157,7 @@ def one_by_one(net: Net, isa: str, seen: Counter[str]) -> list[bytes]:
 def whole(drawn: list[Step], isa: str, fusions: Collection[str], n_threads: int) -> list[bytes]:
     """What the planned graph gives on so many threads, of which there may be more than processors."""
     net = Net(drawn)
-    backend = CpuBackend(1, isa, fusions)
+    backend = GuardedBackend(1, isa, fusions)
     backend.n_threads = n_threads
     gg.Scheduler([backend]).compute(net.graph)
     return net.outputs()

@@ -7,14 +7,24 @@ import struct
 import warnings
 import wave
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 
+import gguf
 import numpy as np
+from pyggml.models.towers import get_tower
+from pyggml.models.weights import ShapeOnlyWeights
 
-from pyggml.errors import MediaError
+from pyggml.errors import GGMLError, MediaError, ModelError
+from pyggml.inspect.watch import Watches
+from pyggml.llm.picture import sight_of
+from pyggml.llm.tower import open_tower_of
 from pyggml.media.picture import open_picture
 from pyggml.media.sound import read_sound
+from pyggml.tensor import rank_of
 
-from .harness import harness
+from .changes import change_gguf
+from .harness import folder, harness, put_file
 
 
 def _pictures() -> Iterable[bytes]:
@@ -75,3 +85,61 @@ def sound(data: bytes) -> None:
     """The bytes of a sound."""
     samples = read_sound(data)
     assert samples.dtype == np.float32 and samples.ndim == 1 and np.isfinite(samples).all()
+
+
+TOWERS = (
+    "mlp gemma3 idefics3 internvl pixtral llama4 lfm2 resampler minicpmv4_6 "
+    "qwen2vl_merger qwen2.5vl_merger qwen3vl_merger glm4v"
+)
+_VISION: dict[str, Any] = {
+    "embedding_length": 16,
+    "feed_forward_length": 16,
+    "block_count": 1,
+    "attention.head_count": 2,
+    "attention.layer_norm_epsilon": 1e-6,
+    "projection_dim": 16,
+    "image_size": 8,
+    "patch_size": 2,
+    "spatial_merge_size": 2,
+    "projector.scale_factor": 2,
+    "n_wa_pattern": 2,
+    "window_size": 8,
+    "image_min_pixels": 16,
+    "image_max_pixels": 256,
+    "preproc_image_size": 16,
+}
+
+
+def _towers() -> Iterable[bytes]:
+    """An mmproj file of each kind, whose tensors are those that its builder asks for."""
+    for name in TOWERS.split():
+        w = gguf.GGUFWriter(folder() / "tower.gguf", "clip")
+        keys = {**_VISION, **({"projection_dim": 128} if name == "resampler" else {})}
+        kv = {f"clip.vision.{key}": value for key, value in keys.items()}
+        kv |= {"clip.has_vision_encoder": True, "clip.projector_type": name}
+        for key, value in kv.items():
+            {bool: w.add_bool, int: w.add_uint32, float: w.add_float32, str: w.add_string}[type(value)](key, value)
+        tower, weights = get_tower(name), ShapeOnlyWeights()
+        tower.declare(tower.hparams(kv), weights)
+        for role, t in weights.items():
+            w.add_tensor(role, np.full(t.ne[: rank_of(t.ne)][::-1], 0.1, np.float32))
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_tensors_to_file()
+        w.close()
+        yield (folder() / "tower.gguf").read_bytes()
+
+
+@harness(
+    "pyggml.llm.tower", "pyggml.llm.picture", "pyggml.models.towers", "pyggml.media", seeds=_towers, allowed=GGMLError,
+    words=TOWERS, change=change_gguf, seconds=10.0,
+)  # fmt: skip
+def mmproj(data: bytes) -> None:
+    """The tower of an mmproj file, which sees a picture."""
+    path = str(put_file("mmproj.gguf", data))
+    tower = open_tower_of(path, path, "vision")
+    if tower is None:
+        raise ModelError("no tower")
+    model: Any = SimpleNamespace(path=path, watches=Watches())
+    encoded = sight_of(model, tower).encode(np.arange(9 * 12 * 3, dtype=np.uint8).reshape(9, 12, 3), 1)
+    assert encoded.features.rows.dtype == np.float32

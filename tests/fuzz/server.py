@@ -24,6 +24,10 @@ BODIES: dict[str, Any] = {
         **_CHAT, "temperature": 0.5, "top_p": 0.9, "stop": ["x"], "n": 1, "logprobs": True, "top_logprobs": 2, "seed": 1,
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}], "logit_bias": {"3": 1},
     },
+    "/v1/chat/completions?": {
+        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b", "reasoning_content": ""}], "max_tokens": 1,
+        "continue_final_message": True, "add_generation_prompt": False, "thinking_budget_tokens": 1, "reasoning_control": True,
+    },
     "/chat/completions": {**_CHAT, "stream": True, "stream_options": {"include_usage": True}},
     "/v1/completions": {"prompt": ["a", [1, 2]], "max_tokens": 2, "echo": True, "suffix": "b", "logprobs": 1},
     "/completion": {"prompt": "a", "n_predict": 2, "samplers": ["top_k", "temperature"], "mirostat": 2, "n_probs": 2, "dry_multiplier": 1}

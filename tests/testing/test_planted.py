@@ -47,13 +47,15 @@ FOUND = {  # what the kernel is called -> what the message says, and ne of the s
     "threads": ("NMSE|NaN|infinit", [1]),
     "in_place": ("NMSE|NaN|infinit", [1]),
     "reads_beyond": ("NMSE|NaN|infinit", [4]),
+    "scratch": ("bytes after the .* bytes of scratch memory of .* were overwritten", [3]),
 }
 
 
 @pytest.mark.parametrize("bug", FOUND)
 def test_an_error_is_found_and_made_small(bug: str, plus: gg.OpDef, planted: ctypes.CDLL) -> None:
     text, ne = FOUND[bug]
-    gg.register_kernel(plus, getattr(planted, bug), gg.F32, gg.F32, gg.F32)
+    work = planted.a_row if bug == "scratch" else 0
+    gg.register_kernel(plus, getattr(planted, bug), gg.F32, gg.F32, gg.F32, work=work)
     with pytest.raises(Mismatch, match=text) as e:
         check_op(plus, max_examples=100)
     if bug == "threads":  # whether threads meet is chance: found, but not always made small

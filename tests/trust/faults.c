@@ -50,28 +50,43 @@ static int fails(int kind) {
   return 1;
 }
 
+// Where in that library an allocation of any size is spared: those that `fault_learn` has seen.
+static uintptr_t learned[64];
+static int n_learned, learning;
+
 // Whether the spared library asks for memory, by itself or through a function or two of the interpreter.
-static int spared(void) {
+static int spared(size_t size) {
   static _Thread_local int looking;
   void *callers[6];
   if (looking) return 1;
   looking = 1;
   const int n = backtrace(callers, 6);
   looking = 0;
-  for (int i = 0; i < n; i++)
-    if ((uintptr_t)callers[i] >= spared_first && (uintptr_t)callers[i] < spared_end) return 1;
+  for (int i = 0; i < n; i++) {
+    const uintptr_t at = (uintptr_t)callers[i];
+    if (at < spared_first || at >= spared_end) continue;
+    if (size < spared_least) return 1;
+    for (int k = 0; k < n_learned; k++)
+      if (learned[k] == at) return 1;
+    if (learning && n_learned < 64) learned[n_learned++] = at;
+    return learning;
+  }
   return 0;
 }
 
+// Between learn(1) and learn(0), note where the spared library makes larger allocations.
+void fault_learn(int on) { learning = on; }
+
 // Where the library lies whose allocations of less than `least` bytes are spared.
 void fault_spare(uintptr_t first, uintptr_t end, size_t least) {
-  spared(); // the first call loads a library
+  spared(0); // the first call loads a library
   spared_first = first, spared_end = end, spared_least = least;
 }
 
 static int alloc_fails(size_t size) {
   if (!__atomic_load_n(&armed, __ATOMIC_SEQ_CST)) return 0;
-  if (size < spared_least && (!pthread_equal(pthread_self(), armer) || spared())) return 0;
+  if (size < spared_least && !pthread_equal(pthread_self(), armer)) return 0;
+  if (spared(size)) return 0;
   return fails(ALLOC);
 }
 

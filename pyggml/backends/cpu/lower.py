@@ -61,9 +61,13 @@ class Lowered:
         """The records as int64 [n_ops, words], over the same memory."""
         return self.ops.view(np.int64).reshape(-1, _OP_WORDS)
 
-    def set_work(self, address: int) -> None:
-        """Point every op at the shared scratch memory."""
+    def set_work(self, address: int | np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+        """Point every op at the shared scratch memory, or each at its own."""
         self.words()[:, _WORK_WORD] = address
+
+    def work_sizes(self) -> list[int]:
+        """Bytes of scratch memory that each op asked for: of those whose sizes follow from a Var when it ran last."""
+        return self.words()[:, _WORK_WORD + 1].tolist()
 
     def set_plan(self, address: int) -> None:
         """Tell every op its plan."""

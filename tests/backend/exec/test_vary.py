@@ -267,15 +267,17 @@ def test_scratch_memory_of_sizes_in_between() -> None:
     scheduler = Scheduler((backend,))
     (program,) = scheduler.alloc(graph).programs
     assert isinstance(program, CpuProgram)
-    sizes: list[int] = []
+    sizes, asked = list[int](), list[int]()
     for size in (1, 2048, 80, 3):
         n.bind(size)
         q.set(np.ones((size, 8)))
         scheduler.compute(graph)
         sizes.append(backend.work(0).size)
+        asked.append(program.lowered.work_sizes()[-1])
         fixed = gg.flash_attn_ext(ctx.from_numpy(np.ones((size, 8), np.float32)), k, k, None, 0.3)
         assert np.array_equal(graph.nodes[-1].elements(), gg.eval(fixed.reshape(1, size, 1, 8), n_threads=1))
     assert sizes[1] == program.lowered.work_size < sizes[2] == sizes[3]
+    assert asked[1] < asked[2] == sizes[2] > asked[3] > 0  # pg_task.work_size is of the sizes of the run
 
 
 def test_stores_that_may_overlap() -> None:
