@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
@@ -19,6 +20,7 @@ from pyggml.inspect.profile import Profile, time_line
 from .adapters import Adapters
 from .command import Option
 from .measure.bench_history import append_history
+from .measure.llama_bench import tokens_per_second
 from .options import Json
 from .outputs import not_the_model
 from .running import Run
@@ -29,14 +31,16 @@ def tokens(n: int, first: int, n_vocab: int) -> list[int]:
     return [(i * 7919 + first * 31) % n_vocab for i in range(n)]
 
 
-def measure(run: Callable[[], float], repetitions: int, show: Show) -> list[float]:
-    """Tokens per second of each repetition, after a first run that is not counted."""
-    samples: list[float] = []
+def measure(runs: Sequence[Callable[[], float]], repetitions: int, show: Show) -> list[list[float]]:
+    """For each of `runs` the tokens per second of each repetition. They take turns, after a first run of the first one
+    that is not counted."""
+    samples: list[list[float]] = [[] for _ in runs]
     show(0, repetitions + 1)
-    run()
+    runs[0]()
     for i in range(repetitions):
         show(i + 1, repetitions + 1)
-        samples.append(run())
+        for found, run in zip(samples, runs, strict=True):
+            found.append(run())
     return samples
 
 
@@ -47,6 +51,14 @@ def bench(
     n_gen: Annotated[int, Option("-n", "--n-gen", help="Generated tokens; 0 skips the test.", min=0)] = 128,
     n_depth: Annotated[int, Option("-d", "--n-depth", help="Tokens in the cache before a test.", min=0)] = 0,
     repetitions: Annotated[int, Option("-r", "--repetitions", help="Repetitions.", min=1)] = 5,
+    against: Annotated[
+        Optional[Path],
+        Option(
+            "--against",
+            help="Run this llama-bench (llama.cpp's, or a fork's) in turns, and print ratios of the medians.",
+            metavar="PROGRAM",
+        ),
+    ] = None,
     history: Annotated[
         Optional[Path],
         Option("--history", help="Append the results, with commit and CPU, to this JSONL file.", metavar="FILE"),
@@ -92,6 +104,12 @@ def bench(
             ctx.decode(tokens(1, i, n_vocab))
         return n_gen / (time.perf_counter() - start)
 
+    theirs = [
+        *("-m", m.path, "-t", str(ctx.n_threads), "-b", str(n_batch), "-ub", str(context["n_ubatch"])),
+        *("-ctk", run.cache_type_k.lower(), "-ctv", run.cache_type_v.lower()),
+        *(("-d", str(n_depth)) if n_depth else ()),  # which forks may lack
+        *(() if run.flash_attn == "auto" else ("-fa", str(int(run.flash_attn == "on")))),
+    ]
     depth = tokens(n_depth, 1, n_vocab)
     for i in range(0, n_depth, n_batch):
         ctx.decode(depth[i : i + n_batch])
@@ -100,9 +118,16 @@ def bench(
     at = f"@d{n_depth}" if n_depth else ""
     for name, n, test in ((f"pp{n_prompt}{at}", n_prompt, pp), (f"tg{n_gen}{at}", n_gen, tg)):
         if n:
+            runs = [test]
+            if against is not None:
+                asked = [*theirs, "-p", str(n_prompt if test is pp else 0), "-n", str(n_gen if test is tg else 0)]
+                runs.append(partial(tokens_per_second, against, asked))
             with bar(name) as show:
-                samples = measure(test, repetitions, show)
+                samples, *others = measure(runs, repetitions, show)
             row = {"test": name, "n_threads": ctx.n_threads, "samples_ts": samples, "avg_ts": statistics.fmean(samples)}
+            for other in others:
+                ratio = statistics.median(samples) / statistics.median(other)
+                row |= {"against_samples_ts": other, "against_ratio": ratio}
             rows.append(row)
             if profile or trace_json is not None:
                 with Profile(ctx.scheduler) as p:
@@ -119,10 +144,15 @@ def bench(
         print(json.dumps(rows))
         return
     table = Table("test", "threads", "tokens/s", "median", "spread", title=m.path)
+    if against is not None:
+        table.add_column("theirs")
+        table.add_column("ratio")
     for r in rows:
         s = r["samples_ts"]
-        spread = f"{min(s):.1f}..{max(s):.1f}"
-        table.add_row(r["test"], str(r["n_threads"]), f"{r['avg_ts']:.1f}", f"{statistics.median(s):.1f}", spread)
+        cells = [f"{r['avg_ts']:.1f}", f"{statistics.median(s):.1f}", f"{min(s):.1f}..{max(s):.1f}"]
+        if against is not None:
+            cells += [f"{statistics.median(r['against_samples_ts']):.1f}", f"{r['against_ratio']:.2f}"]
+        table.add_row(r["test"], str(r["n_threads"]), *cells)
     console = Console()
     console.print(table)
     for name, p in profiles.items() if profile else ():
