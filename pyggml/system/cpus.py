@@ -39,9 +39,8 @@ def _performance(allowed: Iterable[int], root: str) -> set[int]:
     listed = system_text(root, "sys/devices/cpu_core/cpus")  # x86 with two kinds of cores
     if listed:
         return set(allowed) & set(cpus_of(listed))
-    told = {
-        i: system_text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") for i in allowed
-    }  # Arm, and newer kernels
+    # Arm, and newer kernels
+    told = {i: system_text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") for i in allowed}
     most = max((int(n) for n in told.values() if n), default=0)
     return {i for i, n in told.items() if not n or int(n) >= _EFFICIENT * most}
 
@@ -64,10 +63,8 @@ def _quota(root: str) -> float:
         for n in range(len(parts), -1, -1):  # a container may see its group as the root, under another name than here
             group = os.path.join("sys/fs/cgroup", controllers, *parts[:n])
             if controllers:
-                limit, period = (
-                    system_text(root, f"{group}/cpu.cfs_quota_us"),
-                    system_text(root, f"{group}/cpu.cfs_period_us"),
-                )
+                limit = system_text(root, f"{group}/cpu.cfs_quota_us")
+                period = system_text(root, f"{group}/cpu.cfs_period_us")
             else:
                 limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
             if limit and period and limit not in ("max", "-1"):

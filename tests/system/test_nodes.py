@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends.cpu import backend, lower
+from pyggml.backends.cpu import CpuBackend, backend, lower
 from pyggml.backends.cpu import repack as module
 from pyggml.backends.cpu.repack import repack
+from pyggml.buffers.alloc import steps_of
 from pyggml.native import lib, numa
 from pyggml.native.threads import thread_count
 from pyggml.system import nodes
+from pyggml.testing.harness import place
 
 from .test_cpus import allow as allow
 from .test_cpus import machine
@@ -58,18 +60,18 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[int]]]:
     numa.place([])
 
 
-def products(n_threads: int) -> np.ndarray:
+def products(n_threads: int, n_runs: int = 8) -> np.ndarray:
     """Products of one column by repacked matrices, computed some times: a plan may try one thread now and then."""
-    rng = np.random.default_rng(0)
-    weights = [gg.from_numpy(rng.standard_normal((m, 256)).astype(np.float32), gg.Q4_0) for m in (900, 80, 1)]
+    rng, ctx = np.random.default_rng(0), gg.Context()
+    weights = [ctx.from_numpy(rng.standard_normal((m, 256)).astype(np.float32), gg.Q4_0) for m in (900, 80, 1)]
     assert repack(weights, n_threads=2) == 3
-    x = gg.from_numpy(rng.standard_normal((1, 256)).astype(np.float32))
-    graph = gg.Graph()
+    x = ctx.from_numpy(rng.standard_normal((1, 256)).astype(np.float32))
     results = [gg.mul_mat(w, x) for w in weights]
     for y in results:
-        graph.build_forward_expand(y)
-    for _ in range(8):
-        gg.compute(graph, n_threads=n_threads)
+        place(y)
+    program = CpuBackend(n_threads).compile(steps_of(results), lambda step: step)
+    for _ in range(n_runs):
+        program.run()
     return np.concatenate([y.numpy().ravel() for y in results])
 
 
@@ -92,11 +94,11 @@ def test_threads_stay_on_their_nodes(two_nodes: list[set[int]]) -> None:
 
 
 def test_a_hundred_threads(two_nodes: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    want = products(1)
     monkeypatch.setattr(backend, "n_cpus", lambda: 100)
-    assert np.array_equal(products(100), want)
+    want = products(1)
+    assert np.array_equal(products(100, 1), want)
     numa.numa_init("distribute")
-    assert np.array_equal(products(100), want)
+    assert np.array_equal(products(100, 1), want)
     assert [threads().count(cpus) for cpus in two_nodes] == [49, 50]  # and the leader
     lib.pg_pool_stop()
 
