@@ -31,9 +31,9 @@ static struct {
   pg_lock turn; // one plan at a time
   pg_thread thread[PG_MAX_THREADS];
   int n_workers;
-  const uint64_t *home; // the CPUs of each memory node, see pg_pool_place
+  const uint64_t *home;    // the CPUs of each memory node, see pg_pool_place
   int32_t n_homes, placed; // for how many threads a run had when the workers got their CPUs
-  int32_t running; // a plan runs that wants workers
+  int32_t running;         // a plan runs that wants workers
   // the step under way: one op, and the workers that take part in it (members)
   pg_plan *plan;
   int64_t op;

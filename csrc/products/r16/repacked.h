@@ -126,9 +126,7 @@ typedef struct r16_queue {
   int64_t base; // number of the first chunk of the current product
 } r16_queue;
 
-static inline r16_queue r16_queue_of(const pg_task *t, int ith, int nth) {
-  return (r16_queue){t, ith, nth, -1, 0};
-}
+static inline r16_queue r16_queue_of(const pg_task *t, int ith, int nth) { return (r16_queue){t, ith, nth, -1, 0}; }
 
 // This thread's next chunk of the n chunks of the current product (`last`: its previous one, -1 at first). -1: all are
 // taken. Every thread must ask until it gets -1.
