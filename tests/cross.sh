@@ -69,15 +69,19 @@ for PG_TARGET in "$@"; do
   echo "-- $PG_TARGET"
   build=$work/$PG_TARGET
   mkdir -p "$build"
-  mac=() module=()
-  if [[ $PG_TARGET == *macos* ]]; then
-    read -ra mac <<< "$(mac_linker_of "$PG_TARGET")"
-    module=("-DCMAKE_C_CREATE_SHARED_MODULE=${mac[*]} -bundle ${calls[*]/#/-U _} <OBJECTS> -o <TARGET>")
-  fi
   # shellcheck disable=SC2046
   cmake -S csrc -B "$build" -G Ninja "-DCMAKE_TOOLCHAIN_FILE=$PWD/csrc/zig.cmake" "${release[@]}" \
-    "-DPython_EXECUTABLE=$python" $(python_of "$PG_TARGET") "${module[@]}" > "$build/cmake.log" 2>&1 || { tail -n 30 "$build/cmake.log"; exit 1; }
-  cmake --build "$build" -- -k 0 > "$build/build.log" || { grep -A 20 FAILED "$build/build.log" | head -n 60; exit 1; }
+    "-DPython_EXECUTABLE=$python" $(python_of "$PG_TARGET") > "$build/cmake.log" 2>&1 || { tail -n 30 "$build/cmake.log"; exit 1; }
+  mac=() only=()
+  if [[ $PG_TARGET == *macos* ]]; then
+    read -ra mac <<< "$(mac_linker_of "$PG_TARGET")"
+    mapfile -t only < <(ninja -C "$build" -t targets all | sed -n 's/\(.*\.o\): C_COMPILER.*/\1/p')
+  fi
+  cmake --build "$build" -- -k 0 "${only[@]}" > "$build/build.log" || { grep -A 20 FAILED "$build/build.log" | head -n 60; exit 1; }
+  if [ ${#mac[@]} -gt 0 ]; then
+    mapfile -t python_has < <(printf -- '-U\n_%s\n' "${calls[@]}")
+    (cd "$build" && "${mac[@]}" -bundle "${python_has[@]}" "${only[@]}" -o _pggml.abi3.so)
+  fi
   (cd "$build" && ls -s --block-size=K _pggml.*)
   link=(-lm)
   [[ $PG_TARGET != *linux* ]] || link+=(-static)
