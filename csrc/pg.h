@@ -18,7 +18,7 @@ enum pg_status {
   PG_E_WORK = 9     // nothing ran: for its variables the plan needs pg_plan.bad_value bytes of scratch memory
 };
 
-enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256 };
+enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256, PG_MAX_CPUS = 4096 };
 
 // GGUF type ids of the types that kernels name.
 enum pg_type {
@@ -127,6 +127,7 @@ typedef struct pg_plan {
   const int32_t *const *files; // [n_files] of pg_guard: those that its ops read
   int64_t n_files;
   int64_t n_threads;
+  int64_t at_home;    // its threads stay on memory nodes (pg_pool_place)
   int64_t *chunks;    // [n_ops] shared counters for pg_next
   int64_t *spans;     // [n_ops][n_threads][2] when a thread began and ended each op, or NULL: do not measure
   int64_t failed_op;  // where the first failure happened
@@ -170,6 +171,11 @@ int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 // too.
 int pg_plan_run(pg_plan *p, const int64_t *vars, int n_threads, int watch);
 void pg_pool_stop(void); // join all workers
+
+// From now on, keep thread i of the n threads of a run on the CPUs of memory node i * n_nodes / n; thread 0, which runs
+// the plan, only as long as it runs. The nodes' CPUs are bits: of node k in PG_MAX_CPUS / 64 words from
+// cpus[k * PG_MAX_CPUS / 64] on. They must stay where they are. 0 nodes: threads run where the system puts them.
+void pg_pool_place(const uint64_t *cpus, int64_t n_nodes);
 
 // Guard `bytes` of a file that are mapped at `first`, until the guard is given back. When the file becomes shorter,
 // reading the lost part gives zeros, and sets the number at the returned address to 1. NULL: no memory, or no file can

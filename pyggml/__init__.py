@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from .llm.run_batch import batch
     from .llm.samplers import SamplingOptions, SamplingParams, TextOptions
     from .models import register_architecture
+    from .native.numa import numa_init
 else:
     from . import inspect  # the room itself, which can be called
 
@@ -194,6 +195,7 @@ __all__ = [
     "inspect",
     "load",
     "load_model",
+    "numa_init",
     "quantize",
     "record",
     "register_architecture",
@@ -230,6 +232,7 @@ _LATER = {
     "GenerateOptions": "llm.generate.generation",
     "LlamaContext": "llm.context",
     "batch": "llm.run_batch",
+    "numa_init": "native.numa",
     "register_architecture": "models",
 }
 

@@ -33,7 +33,7 @@ _INSTEAD = {
     "several machines share a model by `pyggml batch --ray`": "--rpc",
     "the threads place themselves; -t says how many there are": """
         -C --cpu-mask -Cr --cpu-range --cpu-strict --prio --poll -Cb --cpu-mask-batch -Crb --cpu-range-batch
-        --cpu-strict-batch --prio-batch --poll-batch --numa --spec-draft-threads -td --threads-draft
+        --cpu-strict-batch --prio-batch --poll-batch --spec-draft-threads -td --threads-draft
         --spec-draft-threads-batch -tbd --threads-batch-draft --spec-draft-cpu-mask -Cd --cpu-mask-draft
         --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict --cpu-strict-draft --spec-draft-prio
         --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd --cpu-mask-batch-draft

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import click
 
@@ -15,7 +15,7 @@ from pyggml.errors import BatchError, GGMLError, SamplerError
 from pyggml.hub import find_model
 from pyggml.stream.sizes import memory_size
 
-from .command import Option
+from .command import Group, Option
 
 
 def the_model(given: str | None) -> str | None:
@@ -47,7 +47,37 @@ Ram = Annotated[
         check=memory_size,
     ),
 ]
-Threads = Annotated[Optional[int], Option("-t", "--threads", help="Threads (default: one per core).", min=1)]
+
+
+def _placed(given: dict[str, Any]) -> int | None:
+    """Place the threads, and return how many there are to be."""
+    if given["numa"] is not None:
+        from pyggml.native.numa import numa_init  # few machines need it
+
+        numa_init(given["numa"])
+    return given["threads"]
+
+
+Threads = Annotated[
+    Optional[int],
+    Group(
+        {
+            "threads": Annotated[
+                Optional[int], Option("-t", "--threads", help="Threads (default: one per core).", min=1)
+            ],
+            "numa": Annotated[
+                Optional[Literal["distribute", "isolate", "numactl"]],
+                Option(
+                    "--numa",
+                    help="On a machine with several memory nodes: spread threads and memory over all, stay on one, "
+                    "or leave both to the program numactl.",
+                ),
+            ],
+        },
+        {"threads": None, "numa": None},
+        _placed,
+    ),
+]
 Config = Annotated[
     Optional[Path],
     Option("--config", help="YAML file with options by their long names (the command line counts more).", config=True),

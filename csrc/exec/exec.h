@@ -18,6 +18,7 @@ typedef struct pg_team {
   int32_t met;       // the leader has waited for the workers that were asleep
   int64_t began;     // when the op began
   int16_t member[PG_MAX_THREADS];
+  uint64_t cpus[PG_MAX_CPUS / 64]; // of the leader, before it went to its memory node
 } pg_team;
 int pg_pool_begin(pg_team *t, pg_plan *p); // until pg_pool_end, no other plan runs with a team
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i);

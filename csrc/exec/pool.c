@@ -31,7 +31,9 @@ static struct {
   pg_lock turn; // one plan at a time
   pg_thread thread[PG_MAX_THREADS];
   int n_workers;
-  int32_t running; // a plan runs that wants workers
+  const uint64_t *home;    // the CPUs of each memory node, see pg_pool_place
+  int32_t n_homes, placed; // for how many threads a run had when the workers got their CPUs
+  int32_t running;         // a plan runs that wants workers
   // the step under way: one op, and the workers that take part in it (members)
   pg_plan *plan;
   int64_t op;
@@ -94,7 +96,7 @@ static void worker_main(void *arg) {
 // A forked child has none of the parent's threads: it starts with an empty pool.
 static void pool_in_child(void) {
   pool.turn = (pg_lock){0};
-  pool.n_workers = pool.running = pool.step_sleepers = pool.arrived_sleepers = 0;
+  pool.n_workers = pool.placed = pool.running = pool.step_sleepers = pool.arrived_sleepers = 0;
 }
 
 __attribute__((constructor)) static void pool_follow_forks(void) { pg_on_fork(NULL, NULL, pool_in_child); }
@@ -112,6 +114,21 @@ static int pool_grow(int n_workers) {
   return PG_OK;
 }
 
+// -- memory nodes
+
+static const uint64_t *home_of(int thread, int n_threads) {
+  return pool.home + (int64_t)thread * pool.n_homes / n_threads * PG_CPU_WORDS;
+}
+
+// Send the workers of a run, and its leader, to the CPUs of their nodes.
+static void pool_go_home(pg_team *t) {
+  const int n = t->wanted + 1;
+  for (int i = 0; i < t->wanted && pool.placed != n; i++) pg_thread_stay(&pool.thread[i], home_of(i + 1, n));
+  pool.placed = n;
+  pg_thread_cpus(t->cpus);
+  pg_thread_stay(NULL, home_of(0, n));
+}
+
 // -- the leader's part
 
 int pg_pool_begin(pg_team *t, pg_plan *p) {
@@ -123,6 +140,8 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   pool.plan = p;
   __atomic_store_n(&pool.running, 1, __ATOMIC_SEQ_CST);
   const int status = pool_grow(t->wanted);
+  p->at_home = pool.n_homes > 0 && status == PG_OK;
+  if (p->at_home) pool_go_home(t);
   for (int i = 0; status == PG_OK && i < t->wanted; i++) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
@@ -175,6 +194,8 @@ static void team_gather(pg_team *t) {
     if (claim == NAPPING) pg_os_wake_all(&w->claim);
     t->member[t->n++] = i;
   }
+  // When all take part, each one gets the share of work that it always gets: its memory is near.
+  for (int k = 0; k < t->n && t->n == t->wanted; k++) pool_store(&pool.worker[t->member[k]].rank, t->member[k] + 1);
 }
 
 // Let all members go: they notice that the next step has no members.
@@ -249,18 +270,31 @@ void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
 
 void pg_pool_end(pg_team *t) {
   team_dismiss(t);
+  if (pool.plan->at_home) pg_thread_stay(NULL, t->cpus);
   __atomic_store_n(&pool.running, 0, __ATOMIC_SEQ_CST);
   led = NULL;
   pg_lock_give(&pool.turn);
 }
 
-void pg_pool_stop(void) {
-  pg_lock_take(&pool.turn);
+static void pool_stop(void) {
   for (int i = 0; i < pool.n_workers; i++) {
     __atomic_store_n(&pool.worker[i].claim, QUIT, __ATOMIC_SEQ_CST);
     pg_os_wake_all(&pool.worker[i].claim);
   }
   for (int i = 0; i < pool.n_workers; i++) pg_thread_join(&pool.thread[i]);
-  pool.n_workers = 0;
+  pool.n_workers = pool.placed = 0;
+}
+
+void pg_pool_stop(void) {
+  pg_lock_take(&pool.turn);
+  pool_stop();
+  pg_lock_give(&pool.turn);
+}
+
+void pg_pool_place(const uint64_t *cpus, int64_t n_nodes) {
+  pg_lock_take(&pool.turn);
+  pool_stop(); // new workers have all CPUs again
+  pool.home = cpus;
+  pool.n_homes = (int32_t)n_nodes;
   pg_lock_give(&pool.turn);
 }

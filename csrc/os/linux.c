@@ -3,9 +3,11 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stddef.h>
+#include <string.h>
 #include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -19,6 +21,15 @@ void pg_os_wait(const int32_t *word, int32_t value) {
 }
 
 void pg_os_wake_all(const int32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
+
+void pg_thread_stay(const pg_thread *t, const uint64_t *cpus) {
+  pthread_setaffinity_np(t ? (pthread_t)t->handle : pthread_self(), PG_MAX_CPUS / 8, (const cpu_set_t *)cpus);
+}
+
+void pg_thread_cpus(uint64_t *cpus) {
+  memset(cpus, 0, PG_MAX_CPUS / 8);
+  pthread_getaffinity_np(pthread_self(), PG_MAX_CPUS / 8, (cpu_set_t *)cpus);
+}
 
 int64_t pg_thread_cpu_ns(const pg_thread *t) {
   clockid_t clock;

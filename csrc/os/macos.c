@@ -20,6 +20,9 @@ void pg_os_wake_all(const int32_t *word) {
   __ulock_wake(UL_COMPARE_AND_WAIT | ULF_WAKE_ALL | ULF_NO_ERRNO, (void *)(uintptr_t)word, 0);
 }
 
+void pg_thread_stay(const pg_thread *t, const uint64_t *cpus) {}
+void pg_thread_cpus(uint64_t *cpus) {}
+
 int64_t pg_thread_cpu_ns(const pg_thread *t) {
   thread_basic_info_data_t info;
   mach_msg_type_number_t n = THREAD_BASIC_INFO_COUNT;

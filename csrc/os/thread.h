@@ -1,7 +1,7 @@
 // Threads, locks, and waiting until a number in memory changes. posix.c and windows.c have the threads, linux.c,
 // macos.c and windows.c the waiting; locks (lock.c) are made of it.
 #pragma once
-#include <stdint.h>
+#include "pg.h"
 
 typedef struct pg_lock { // {0}: nobody has it
   int32_t state;
@@ -24,6 +24,13 @@ typedef struct pg_thread { // stays where it is until the thread has ended
 // when the system has no more threads.
 int pg_thread_begin(pg_thread *t, void (*run)(void *arg), void *arg);
 void pg_thread_join(pg_thread *t);
+
+// CPUs that a thread may run on, as bits: CPU c is bit c % 64 of word c / 64. On macOS and Windows these do
+// nothing.
+enum { PG_CPU_WORDS = PG_MAX_CPUS / 64 };
+void pg_thread_stay(const pg_thread *t, const uint64_t *cpus); // NULL: the calling thread
+void pg_thread_cpus(uint64_t *cpus);                           // of the calling thread
+
 int64_t pg_thread_cpu_ns(const pg_thread *t); // how long it has run on a CPU; only differences mean something
 void pg_thread_yield(void);                   // let another thread have this CPU
 

@@ -30,6 +30,9 @@ void pg_thread_join(pg_thread *t) {
 // during the last milliseconds. This answers that it has.
 int64_t pg_thread_cpu_ns(const pg_thread *t) { return pg_now_ns(); }
 
+void pg_thread_stay(const pg_thread *t, const uint64_t *cpus) {}
+void pg_thread_cpus(uint64_t *cpus) {}
+
 void pg_thread_yield(void) { SwitchToThread(); }
 
 void pg_on_fork(void (*before)(void), void (*parent)(void), void (*child)(void)) {}

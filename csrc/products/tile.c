@@ -8,8 +8,9 @@
 #define UNROLL _Pragma("GCC unroll 8")
 
 enum {
-  AHEAD = 4096, // bytes of prefetch for rows in turn
-  BLOCK = 32    // elements of the block types below: an f16 scale, then the values
+  AHEAD = 4096,              // bytes of prefetch for rows in turn
+  BLOCK = 32,                // elements of the block types below: an f16 scale, then the values
+  FLOATS = VF_N == 4 ? 4 : 1 // vectors of floats of a row at a time: short vectors come in pairs from one load
 };
 
 typedef float *const *out;
@@ -108,6 +109,17 @@ PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t 
   for (int j = 0; j < PG_MR; j++) y[0][j] = total[j];
 }
 
+// acc += `nv` vectors of each row, from byte o on, times those of the columns from element i on.
+PG_INLINE void add_floats(int type, int mr, int nr, int nv, rows a, int64_t o, cols b, int64_t i, vf (*acc)[PG_TALL]) {
+  const int bytes = bytes_of(type, VF_N * 32) / 32;
+  vf x[PG_NR][FLOATS];
+  UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < nv; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
+  UNROLL for (int r = 0; r < mr; r++) UNROLL for (int v = 0; v < nv; v++) {
+    const vf w = load(type, a[r] + o + v * bytes);
+    UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j][v], acc[j][r]);
+  }
+}
+
 PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, int64_t k, int add) {
   const int bytes = bytes_of(type, VF_N * 32) / 32;
   const char *next = next_rows(type, mr, a, k);
@@ -115,15 +127,11 @@ PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, i
   for (int64_t end; i < k; add = 1) {
     vf acc[PG_NR][PG_TALL];
     UNROLL for (int r = 0; r < mr; r++) UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_zero();
-    for (end = PG_MIN(i + PG_CUT, k); i + VF_N <= end; i += VF_N, o += bytes) {
-      vf x[PG_NR];
-      if (next) next = pg_ask(next, mr * bytes);
-      UNROLL for (int j = 0; j < nr; j++) x[j] = vf_load(b[j] + i);
-      UNROLL for (int r = 0; r < mr; r++) {
-        const vf w = load(type, a[r] + o);
-        UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j], acc[j][r]);
-      }
+    for (end = PG_MIN(i + PG_CUT, k); i + FLOATS * VF_N <= end; i += FLOATS * VF_N, o += FLOATS * bytes) {
+      if (next) next = pg_ask(next, mr * FLOATS * bytes);
+      add_floats(type, mr, nr, FLOATS, a, o, b, i, acc);
     }
+    for (; i + VF_N <= end; i += VF_N, o += bytes) add_floats(type, mr, nr, 1, a, o, b, i, acc);
     if (i < end) {
       const int n = (int)(end - i);
       vf w[PG_TALL];
@@ -231,27 +239,30 @@ const pg_tile *PG_FN(tiles)(int64_t type) {
   }
 }
 
-#if VF_N >= 8
-#define IN_TURN(type, lanes)                                                                                           \
-  static void in_turn_##lanes##_##type(out y, rows a, cols b, int64_t k, int add) {                                    \
-    rows_in_turn(PG_##type, lanes, y, a, b, k, add);                                                                   \
-  }
 #define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
   }
 #define BY_TYPE(way) (type == PG_F32 ? way##_F32 : type == PG_F16 ? way##_F16 : type == PG_BF16 ? way##_BF16 : NULL)
 TALL(F32)
-TALL(F16) TALL(BF16) IN_TURN(F32, 16) IN_TURN(F16, 16) IN_TURN(BF16, 16) pg_tile PG_FN(tall_tile)(int64_t type) {
-  return BY_TYPE(tall);
-}
+TALL(F16)
+TALL(BF16)
+pg_tile PG_FN(tall_tile)(int64_t type) { return BY_TYPE(tall); }
+
+#if VF_N >= 8
+#define IN_TURN(type, lanes)                                                                                           \
+  static void in_turn_##lanes##_##type(out y, rows a, cols b, int64_t k, int add) {                                    \
+    rows_in_turn(PG_##type, lanes, y, a, b, k, add);                                                                   \
+  }
+IN_TURN(F32, 16)
+IN_TURN(F16, 16)
+IN_TURN(BF16, 16)
 #if VF_N == 8
-IN_TURN(F32, 8) IN_TURN(F16, 8) IN_TURN(BF16, 8) pg_tile PG_FN(tile_in_turn)(int64_t type, int lanes) {
-  return lanes == 8 ? BY_TYPE(in_turn_8) : BY_TYPE(in_turn_16);
-}
+IN_TURN(F32, 8)
+IN_TURN(F16, 8)
+IN_TURN(BF16, 8)
+pg_tile PG_FN(tile_in_turn)(int64_t type, int lanes) { return lanes == 8 ? BY_TYPE(in_turn_8) : BY_TYPE(in_turn_16); }
 #else
 pg_tile PG_FN(tile_in_turn)(int64_t type, int lanes) { return BY_TYPE(in_turn_16); }
 #endif
-#else
-pg_tile PG_FN(tall_tile)(int64_t type) { return NULL; }
 #endif

@@ -33,7 +33,12 @@ from .chat_formats import find_chat_format
 from .function_formats import FUNCTION_FORMATS
 from .llama_cache import BaseLlamaCache, LlamaState
 from .llama_chat_format import MTMDChatHandler, find_registered
-from .llama_cpp import LLAMA_DEFAULT_SEED, LLAMA_POOLING_TYPE_UNSPECIFIED, LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED
+from .llama_cpp import (
+    LLAMA_DEFAULT_SEED,
+    LLAMA_POOLING_TYPE_UNSPECIFIED,
+    LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+    llama_numa_init,
+)
 from .llama_speculative import CalledDrafter, LlamaDraftModel
 from .llama_tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 
@@ -53,7 +58,6 @@ _IGNORED = frozenset(
         "tensor_split",
         "offload_kqv",
         "op_offload",
-        "numa",
         "verbose",
         "no_perf",
         "swa_full",
@@ -175,9 +179,11 @@ class Llama:
         yarn_orig_ctx: int = 0,
         type_k: int | None = None,
         type_v: int | None = None,
+        numa: bool | int = False,
         **ignored: Any,
     ) -> None:
         self._arguments = {k: v for k, v in locals().items() if k not in ("self", "ignored", "__class__")} | ignored
+        llama_numa_init(int(numa))
         unknown = sorted(set(ignored) - _IGNORED)
         if unknown:
             raise TypeError(f"Llama() does not know the argument {unknown[0]!r}")

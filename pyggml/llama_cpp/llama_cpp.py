@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DType
-from ..errors import GGMLError
+from ..errors import BackendError, GGMLError
 from ..llm.batch import Batch
 from ..llm.context import LlamaContext
 from ..llm.model import Model, load_model
 from ..llm.samplers import SamplerChain, SamplingParams
 from ..llm.vocab import Vocab
+from ..native.numa import Numa, numa_init
 from ..types import Floats
 
 _log = logging.getLogger("pyggml")
@@ -48,6 +49,8 @@ GGML_TYPE_IQ4_NL = 20
 LLAMA_LOAD_MODE_AUTO, LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP, LLAMA_LOAD_MODE_MLOCK = -1, 0, 1, 2
 LLAMA_LOAD_MODE_MMAP_MLOCK, LLAMA_LOAD_MODE_DIRECT_IO = 3, 4
 GGML_NUMA_STRATEGY_DISABLED, GGML_NUMA_STRATEGY_DISTRIBUTE, GGML_NUMA_STRATEGY_ISOLATE = 0, 1, 2
+GGML_NUMA_STRATEGY_NUMACTL = 3
+_NUMA: dict[int, Numa] = {1: "distribute", 2: "isolate", 3: "numactl"}
 
 c_int, llama_token, llama_pos, llama_seq_id = ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
@@ -106,7 +109,12 @@ def llama_backend_free() -> None:
 
 
 def llama_numa_init(numa: int) -> None:
-    """Without effect."""
+    """Place threads and memory on a machine with several memory nodes. Raises BackendError for a number that is none of
+    GGML_NUMA_STRATEGY_*."""
+    if numa in _NUMA:
+        numa_init(_NUMA[numa])
+    elif numa != GGML_NUMA_STRATEGY_DISABLED:
+        raise BackendError(f"numa must be one of 0, {', '.join(map(str, _NUMA))}, not {numa!r:.40}")
 
 
 def llama_max_devices() -> int:

@@ -13,7 +13,7 @@ _EFFICIENT = 0.75  # of the fastest core's capacity: slower ones are made for ef
 def n_usable(root: str = "/") -> int:
     """How many CPUs this process may use at a time: those that its affinity allows (taskset, cpusets), within the quota
     of its control groups (containers: `docker run --cpus`). `root`: where the system's files lie."""
-    return max(math.ceil(min(len(_allowed()), _quota(root))), 1)
+    return max(math.ceil(min(len(allowed_cpus()), _quota(root))), 1)
 
 
 def n_fast(root: str = "/") -> int:
@@ -21,13 +21,14 @@ def n_fast(root: str = "/") -> int:
     for the slowest at each step), and not more than `n_usable`. On Windows one per CPU."""
     if sys.platform == "darwin":
         return min(_mac_cores(), n_usable(root))
-    allowed = _allowed()
+    allowed = allowed_cpus()
     fast = _performance(allowed, root) or allowed
-    cores = {_text(root, f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or str(i) for i in fast}
+    cores = {system_text(root, f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") or str(i) for i in fast}
     return min(len(cores), n_usable(root))
 
 
-def _allowed() -> set[int]:
+def allowed_cpus() -> set[int]:
+    """The CPUs that the affinity of this thread allows."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
@@ -35,17 +36,18 @@ def _allowed() -> set[int]:
 
 def _performance(allowed: Iterable[int], root: str) -> set[int]:
     """The allowed CPUs that the system does not call efficiency cores."""
-    listed = _text(root, "sys/devices/cpu_core/cpus")  # x86 with two kinds of cores
+    listed = system_text(root, "sys/devices/cpu_core/cpus")  # x86 with two kinds of cores
     if listed:
-        return set(allowed) & set(_cpus_of(listed))
-    told = {i: _text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") for i in allowed}  # Arm, and newer kernels
+        return set(allowed) & set(cpus_of(listed))
+    # Arm, and newer kernels
+    told = {i: system_text(root, f"sys/devices/system/cpu/cpu{i}/cpu_capacity") for i in allowed}
     most = max((int(n) for n in told.values() if n), default=0)
     return {i for i, n in told.items() if not n or int(n) >= _EFFICIENT * most}
 
 
-def _cpus_of(listed: str) -> Iterator[int]:
+def cpus_of(listed: str) -> Iterator[int]:
     """The numbers of a list as Linux writes it: 0-3,8."""
-    for part in listed.split(","):
+    for part in filter(None, listed.split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
@@ -53,7 +55,7 @@ def _cpus_of(listed: str) -> Iterator[int]:
 def _quota(root: str) -> float:
     """CPUs that the control groups of this process, and those around them, grant."""
     quota = math.inf
-    for line in (_text(root, "proc/self/cgroup") or "").splitlines():
+    for line in (system_text(root, "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
@@ -61,15 +63,18 @@ def _quota(root: str) -> float:
         for n in range(len(parts), -1, -1):  # a container may see its group as the root, under another name than here
             group = os.path.join("sys/fs/cgroup", controllers, *parts[:n])
             if controllers:
-                limit, period = _text(root, f"{group}/cpu.cfs_quota_us"), _text(root, f"{group}/cpu.cfs_period_us")
+                limit = system_text(root, f"{group}/cpu.cfs_quota_us")
+                period = system_text(root, f"{group}/cpu.cfs_period_us")
             else:
-                limit, _, period = (_text(root, f"{group}/cpu.max") or "max").partition(" ")
+                limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
             if limit and period and limit not in ("max", "-1"):
                 quota = min(quota, int(limit) / int(period))
     return quota
 
 
-def _text(root: str, name: str) -> str | None:
+def system_text(root: str, name: str) -> str | None:
+    """What a file of the system says, without space around it; None when it cannot be read. `root`: where the system's
+    files lie."""
     try:
         with open(os.path.join(root, name), encoding="ascii") as f:
             return f.read().strip()

@@ -28,7 +28,7 @@ SAME = """
 --yarn-beta-fast -gan --grp-attn-n -gaw --grp-attn-w --repack --no-repack -nr -ctk --cache-type-k -ctv --cache-type-v
 --override-kv --lora --lora-scaled --control-vector --control-vector-scaled --control-vector-layer-range -m --model
 --chat-template --log-file -v --verbose --spec-draft-n-max --spec-draft-n-min --spec-draft-p-min --draft-p-min
---spec-draft-model -md --model-draft -mm --mmproj --image --audio --hf-repo
+--spec-draft-model -md --model-draft -mm --mmproj --image --audio --hf-repo --numa
 """
 OTHER = {
     "--load-mode": ("--mmap", "--no-mmap", "--mlock"),
@@ -51,7 +51,7 @@ WHY_NOT = {
         --spec-draft-ngl --spec-draft-override-tensor --spec-draft-cpu-moe
         --spec-draft-n-cpu-moe --spec-draft-backend-sampling""",
     "the pool places its threads itself": """--cpu-mask --cpu-range --cpu-strict --prio --poll --cpu-mask-batch
-        --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch --numa
+        --cpu-range-batch --cpu-strict-batch --prio-batch --poll-batch
         --spec-draft-threads --spec-draft-threads-batch --spec-draft-cpu-mask
         --spec-draft-cpu-range --spec-draft-cpu-strict --spec-draft-prio
         --spec-draft-poll --spec-draft-cpu-mask-batch

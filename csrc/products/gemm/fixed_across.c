@@ -171,7 +171,7 @@ static r16_product product_of(const pg_task *t, int form, pg_tensor *b) {
 static int multiply(const pg_task *t, int ith, int nth, int form) {
   pg_tensor b;
   const r16_product p = product_of(t, form, &b);
-  r16_queue q = r16_queue_of(t, nth);
+  r16_queue q = r16_queue_of(t, ith, nth);
   PG_FN(r16_gemm_columns)(&p, &q, t->work);
   PG_FN(r16_gemm)(&p, 1, &q, t->work, ith);
   return PG_OK;

@@ -173,9 +173,18 @@ static void stored_group_of(const r16_product *p, const r16_x *x, int64_t g, pg_
   }
 }
 
+// This thread's next chunk of rows (`last`: its previous one, -1 at first); -1: all are taken. Threads that stay on
+// memory nodes begin with the large chunk that is theirs: its pages are near (backends/cpu/repack.py).
+PG_INLINE int64_t take_rows(r16_queue *q, const pg_deal *d, int64_t last) {
+  if (!q->t->plan->at_home) return r16_take(q, d->n_chunks, last);
+  if (last < 0 && q->ith < d->n_large) return q->ith;
+  const int64_t i = r16_take(q, d->n_chunks - d->n_large, last - d->n_large);
+  return i < 0 ? -1 : d->n_large + i;
+}
+
 void PG_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *q) {
   const pg_deal d = pg_deal_of((p->m + R16_ROWS - 1) / R16_ROWS, q->nth);
-  for (int64_t i = r16_take(q, d.n_chunks, -1); i >= 0; i = r16_take(q, d.n_chunks, i)) {
+  for (int64_t i = take_rows(q, &d, -1); i >= 0; i = take_rows(q, &d, i)) {
     const pg_range r = pg_chunk_of(&d, i);
     for (int64_t c = 0; c < p->n_cols; c += R16_GEMV_MAX) { // a chunk's rows stay in a cache until all have met them
       const pg_range cols = {c, PG_MIN(c + R16_GEMV_MAX, p->n_cols)};

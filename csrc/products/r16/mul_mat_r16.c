@@ -139,7 +139,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   }
   const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
   const gemm g = gemm_for_all(s.p, s.n);
-  r16_queue q = r16_queue_of(t, nth);
+  r16_queue q = r16_queue_of(t, ith, nth);
   r16_x *x = (r16_x *)t->work;
   char *columns = t->work + (n_few ? x_bytes(t) : 0);
   if (n_few) {
@@ -223,7 +223,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast
                          .b = &t->src[PG_MM_COLUMNS],
                          .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
-  r16_queue q = r16_queue_of(t, nth);
+  r16_queue q = r16_queue_of(t, ith, nth);
   R16_FN(r16_quantize)(p, x, ith, nth);
   pg_sync(t, nth);
   for (int64_t e = 0; e < n_expert; e++) {

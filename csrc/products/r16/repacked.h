@@ -121,12 +121,12 @@ static inline const char *r16_column(const pg_tensor *b, int64_t b_col) {
 // of the op.
 typedef struct r16_queue {
   const pg_task *t;
-  int nth;
+  int ith, nth;
   int64_t next; // the chunk this thread holds, -1 for none
   int64_t base; // number of the first chunk of the current product
 } r16_queue;
 
-static inline r16_queue r16_queue_of(const pg_task *t, int nth) { return (r16_queue){t, nth, -1, 0}; }
+static inline r16_queue r16_queue_of(const pg_task *t, int ith, int nth) { return (r16_queue){t, ith, nth, -1, 0}; }
 
 // This thread's next chunk of the n chunks of the current product (`last`: its previous one, -1 at first). -1: all are
 // taken. Every thread must ask until it gets -1.

@@ -7,8 +7,9 @@ is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
+from pyggml.native.numa import go_home, home_of_rows, n_homes
 from pyggml.native.packing import GROUP, copy_size, matrix_size, pack_groups
 from pyggml.native.thread_pool import ThreadPool
 from pyggml.native.threads import thread_count
@@ -183,8 +184,13 @@ def _pack(t: Tensor, copy: Buffer, pool: ThreadPool) -> None:
     step = max(1, _CHUNK * n_groups // size)
 
     def run(matrix: int, first: int) -> None:
+        go_home(home_of_rows(first, n_groups))  # the system takes pages from where they are touched first
         last = min(first + step, n_groups)
         pack_groups(t.dtype, t.ne, t.data + matrix * t.nb[2], copy.base + matrix * size, first, last)
 
-    chunks = [(i, first) for i in range(n_mat) for first in range(0, n_groups, step)]
-    list(pool.map(run, *zip(*chunks, strict=True)))
+    chunks: list[list[tuple[int, int]]] = [[] for _ in range(n_homes())]
+    for i in range(n_mat):
+        for first in range(0, n_groups, step):
+            chunks[home_of_rows(first, n_groups)].append((i, first))
+    in_turn = [chunk for row in zip_longest(*chunks) for chunk in row if chunk is not None]  # all nodes at once
+    list(pool.map(run, *zip(*in_turn, strict=True)))
