@@ -39,6 +39,7 @@ _GET: dict[str, Endpoint] = {
     "/slots": slots.slots,
     "/models": openai.models,
     "/v1/models": openai.models,
+    "/v1/models/{id:path}": openai.model,
 }
 _POST: dict[str, Endpoint] = {
     "/tokenize": tokens.tokenize,
@@ -125,6 +126,7 @@ def _routed(router: Router, options: ServeOptions) -> Starlette:
     """The application with a router."""
     routes: list[BaseRoute] = [Route(path, _alive, methods=["GET"]) for path in ("/health", "/v1/health")]
     routes += [Route(path, router.models, methods=["GET"]) for path in ("/models", "/v1/models")]
+    routes += [Route("/v1/models/{id:path}", router.model, methods=["GET"])]
     routes += [Route("/models/load", router.load_model, methods=["POST"])]
     routes += [Route("/models/unload", router.unload_model, methods=["POST"])]
     for paths, methods in ((_GET, ["GET"]), (_POST, ["POST"]), (_BOTH, ["GET", "POST"])):

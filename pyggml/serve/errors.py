@@ -45,6 +45,11 @@ def too_long(n_prompt: int, n_ctx: int) -> HTTPError:
     return HTTPError(400, said, "exceed_context_size_error", n_prompt_tokens=n_prompt, n_ctx=n_ctx)
 
 
+def no_model(name: object, there: str = "") -> HTTPError:
+    """The error about a model that is not there. `there`: what else is said."""
+    return HTTPError(404, f"model {name!r:.80} not found{there}")
+
+
 def of_request(e: Exception) -> HTTPError:
     """The error of a request that cannot be read or begun."""
     match e:

@@ -64,8 +64,10 @@ async def json_body(request: Request, timeout: float) -> Any:
     """The body of a request, read as JSON. Raises HTTPError as `body_of`, and for what is no JSON."""
     body = await body_of(request, timeout, limits.REQUEST_BYTES)
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
     except UnicodeDecodeError as e:
+        if coded := request.headers.get("content-encoding"):
+            raise HTTPError(415, f"Content-Encoding {coded:.40}: send the request as it is") from None
         raise HTTPError(400, f"the request is not UTF-8: {e.reason} at byte {e.start}") from None
     except RecursionError:
         raise HTTPError(400, "the request is nested too deep") from None

@@ -20,7 +20,7 @@ from pyggml.llm.openai.text import CompletionAnswer, kind_of
 from pyggml.llm.samplers import LogitsProcessor, TextParams
 
 from .engine_thread import Answering, is_progress
-from .errors import HTTPError
+from .errors import HTTPError, no_model
 from .http import DONE, Json, event
 from .media import with_media
 from .schemas import ChatBody, CompletionBody, ControlBody, TextBody
@@ -37,6 +37,14 @@ async def models(request: Request) -> Response:
     names = {"name": one["id"], "model": one["id"], "type": "model", "capabilities": can, "details": details}
     names |= {**dict.fromkeys(("description", "digest", "modified_at", "parameters", "size"), ""), "tags": [""]}
     return Json({"object": "list", "data": [one], "models": [names]})
+
+
+async def model(request: Request) -> Response:
+    """GET /v1/models/{id}."""
+    service, id = service_of(request), request.path_params["id"]
+    if id not in (service.name, *service.aliases):
+        raise no_model(id)
+    return Json(about(service))
 
 
 # llama.cpp's numbers of kinds of vocabularies; all others are byte pairs (2).

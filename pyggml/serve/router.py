@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyggml.errors import GGMLError, ModelError
 from pyggml.llm.model import Model
 
-from .errors import HTTPError
+from .errors import HTTPError, no_model
 from .http import Json, json_body, json_object
 from .options import Preset, ServeOptions
 from .service import Service
@@ -162,7 +162,7 @@ class Router:
             name = loaded[0].name if loaded else next(iter(known), None)
         if not isinstance(name, str) or name not in known:
             names = ", ".join([*known][:20]) or "none"
-            raise HTTPError(404, f"model {name!r:.80} not found; there are: {names}")
+            raise no_model(name, f"; there are: {names}")
         m = known[name]
         if m.app is None and not asks:
             raise HTTPError(503, "no model is loaded")
@@ -227,10 +227,15 @@ class Router:
 
     async def models(self, request: Request) -> Response:
         """GET /models and /v1/models: all models, and which of them are loaded."""
-        data: list[dict[str, Any]] = []
-        for m in self.known.values():
-            data.append(m.json | (_about(m.service) if m.service is not None else {"created": 0}))
+        data = [_about(m) for m in self.known.values()]
         return Json({"object": "list", "data": data, "models": [{"name": d["id"], "model": d["id"]} for d in data]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/{id}: one of them."""
+        name, known = request.path_params["id"], self.known
+        if name not in known:
+            raise no_model(name)
+        return Json(_about(known[name]))
 
     async def load_model(self, request: Request) -> Response:
         """POST /models/load: answers when the model is loaded."""
@@ -249,15 +254,17 @@ class Router:
         name = (await json_object(request, self._options.timeout)).get("model")
         known = self.known
         if not isinstance(name, str) or name not in known:
-            raise HTTPError(404, f"model {name!r:.80} not found")
+            raise no_model(name)
         return known[name]
 
 
-def _about(service: Service) -> dict[str, Any]:
+def _about(m: Served) -> dict[str, Any]:
     from .openai import about
 
-    shown = about(service)
-    return {name: shown[name] for name in ("created", "meta")}
+    if m.service is None:
+        return m.json | {"created": 0}
+    shown = about(m.service)
+    return m.json | {name: shown[name] for name in ("created", "meta")}
 
 
 def models_in(folder: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,9 @@ import pyggml as gg
 from pyggml.serve import ServeOptions, create_app
 
 KEY = "key-of-the-test"
+PATIENCE = 300  # seconds: the machine may be busy
+get, post = partial(httpx.get, timeout=PATIENCE), partial(httpx.post, timeout=PATIENCE)
+stream, http_client = partial(httpx.stream, timeout=PATIENCE), partial(httpx.Client, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +60,9 @@ def process(*args: object, trusted: str | None = None) -> Iterator[tuple[str, su
     verify = trusted is None or ssl.create_default_context(cafile=trusted)
     with subprocess.Popen([str(a) for a in command], stderr=subprocess.PIPE) as p:
         try:
-            for _ in range(600):
+            while True:
                 try:
-                    if httpx.get(f"{url}/health", verify=verify).status_code == 200:
+                    if get(f"{url}/health", verify=verify).status_code == 200:
                         break
                 except httpx.TransportError:
                     assert p.poll() is None, p.stderr.read() if p.stderr else ""

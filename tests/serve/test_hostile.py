@@ -27,7 +27,7 @@ from pyggml import limits
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.connection import Connection, Server
 
-from .conftest import process
+from .conftest import PATIENCE, get, http_client, post, process
 
 HEAD = b"POST /completion HTTP/1.1\r\nHost: x\r\n"
 
@@ -54,7 +54,7 @@ class Listening:
         return len(self.server.server_state.connections)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def stop(self) -> None:
         self.server.should_exit = True
@@ -71,7 +71,7 @@ def listening(tales: gg.Model, **options: Any) -> Iterator[Listening]:
 
 
 def until(holds: Callable[[], bool], what: str = "") -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, what
         time.sleep(0.01)
@@ -94,7 +94,7 @@ def drip(s: socket.socket, first: bytes, then: bytes) -> bytes:
     """Send a part, and then a byte after the other, until the server answers and closes. Returns all that it sent."""
     s.sendall(first)
     s.settimeout(0.05)
-    data, end = b"", time.monotonic() + 60
+    data, end = b"", time.monotonic() + PATIENCE
     while time.monotonic() < end:
         try:
             if not (part := s.recv(1 << 16)):
@@ -133,7 +133,7 @@ def test_who_sends_slowly_is_answered_408(tales: gg.Model, monkeypatch: pytest.M
         for name, data, (_, _, codes) in zip(cases, got, cases.values(), strict=True):
             assert [x[:3].decode() for x in data.split(b"HTTP/1.1 ")[1:]] == codes, (name, data)
             assert codes[-1] != "408" or b'"code":408' in data
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert get(f"{server.url}/health").status_code == 200
         until(lambda: server.n_open == 0)
 
 
@@ -155,7 +155,7 @@ def test_who_takes_nothing_of_an_answer_is_left(tales: gg.Model) -> None:
         long = max(range(300, 2000), key=lambda i: len(tales.vocab.token_to_piece(i)))
         s.sendall(request({"tokens": [long] * 500_000}, "/detokenize"))
         until(lambda: server.n_open == 1)
-        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert get(f"{server.url}/health").status_code == 200
         until(lambda: server.n_open == 0)
         head, _, body = whole(s).partition(b"\r\n\r\n")
         assert len(body) < int(head.partition(b"content-length: ")[2].split()[0])
@@ -179,7 +179,7 @@ def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest
     monkeypatch.setattr("pyggml.serve.connection._LINGER", 0.3)
     monkeypatch.setattr("pyggml.serve.connection._IDLE", 0.5)
     with listening(tales, n_parallel=2) as server:
-        httpx.get(f"{server.url}/health")
+        get(f"{server.url}/health")
         until(lambda: server.n_open == 0)
         before = len(os.listdir("/proc/self/fd"))
         many = [server.connect() for _ in range(50)]
@@ -190,7 +190,7 @@ def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest
         def answered() -> bool:
             body = {"prompt": "Once", "n_predict": 2}
             with suppress(httpx.TransportError):
-                return httpx.post(f"{server.url}/completion", json=body).status_code == 200
+                return post(f"{server.url}/completion", json=body).status_code == 200
             return False
 
         until(answered)  # those that were first have asked for nothing, and make room
@@ -198,7 +198,7 @@ def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest
             many.pop().close()
         until(lambda: server.n_open == 0)
         with ThreadPoolExecutor(20) as pool:
-            assert {r.status_code for r in pool.map(lambda _: httpx.get(f"{server.url}/health"), range(40))} == {200}
+            assert {r.status_code for r in pool.map(lambda _: get(f"{server.url}/health"), range(40))} == {200}
         until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
@@ -217,7 +217,7 @@ def test_a_thousand_connections(tales: gg.Model) -> None:
             assert answer.status == 200
             assert "".join(t["piece"] for t in json.load(answer)["tokens"]).strip() == f"{i:04d}"
         assert server.n_open == 1000
-        r = httpx.post(f"{server.url}/completion", json={"prompt": "a", "n_predict": 1})  # one more has room
+        r = post(f"{server.url}/completion", json={"prompt": "a", "n_predict": 1})  # one more has room
         assert r.status_code == 200
 
 
@@ -242,7 +242,7 @@ def test_clients_that_vanish_in_each_phase(tales: gg.Model, reset: bool) -> None
 
         def answer() -> str:
             short = {**body, "n_predict": 5, "cache_prompt": False}
-            return httpx.post(f"{server.url}/completion", json=short).json()["content"]
+            return post(f"{server.url}/completion", json=short).json()["content"]
 
         alone = answer()
         holders = [server.connect() for _ in range(2)]
@@ -262,7 +262,7 @@ def test_clients_that_vanish_in_each_phase(tales: gg.Model, reset: bool) -> None
             s.close()
         assert answer() == alone
         until(lambda: server.n_open == 0 and server.thread.n_waiting == 0)
-        slots = httpx.get(f"{server.url}/slots").json()
+        slots = get(f"{server.url}/slots").json()
         assert not any(slot["is_processing"] for slot in slots)
         assert server.thread._open == {} and not server.thread.stopped
 
@@ -274,7 +274,7 @@ def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
     """Whenever it comes, files are whole, and another server goes on from them."""
     args = ("-c", 2048, "-np", 2, "--slot-save-path", tmp_path)
     body = {"prompt": "Once upon a time there was a king", "n_predict": 60, "ignore_eos": True, "temperature": 0}
-    with process(*args) as (url, p), httpx.Client(base_url=url) as c:
+    with process(*args) as (url, p), http_client(base_url=url) as c:
         first = c.post("/completion", json=body).json()
         saved = [c.post("/slots/0?action=save", json={"filename": f"s{i}"}).json() for i in range(3)]
         assert {x["n_saved"] for x in saved} == {first["tokens_cached"]}
@@ -283,7 +283,7 @@ def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
         def save() -> None:
             with suppress(httpx.TransportError):
                 while True:
-                    httpx.post(f"{url}/slots/0?action=save", json={"filename": "s0"})
+                    post(f"{url}/slots/0?action=save", json={"filename": "s0"})
 
         saves = threading.Thread(target=save)
         saves.start()
@@ -291,7 +291,7 @@ def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
         p.kill()
         saves.join()
     assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == dict.fromkeys(("s0", "s1", "s2"), size)
-    with process(*args) as (url, _), httpx.Client(base_url=url) as c:
+    with process(*args) as (url, _), http_client(base_url=url) as c:
         for i in range(3):
             got = c.post("/slots/1?action=restore", json={"filename": f"s{i}"})
             assert got.status_code == 200 and got.json()["n_restored"] == saved[0]["n_saved"]
@@ -303,7 +303,7 @@ def test_kill_9_and_the_same_slots_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_for_slots(tmp_path: Path) -> None:
     """A file that cannot be written leaves the one before as it was, and the server goes on."""
-    with process("-c", 2048, "-np", 1, "--slot-save-path", tmp_path) as (url, p), httpx.Client(base_url=url) as c:
+    with process("-c", 2048, "-np", 1, "--slot-save-path", tmp_path) as (url, p), http_client(base_url=url) as c:
         body = {"prompt": "Once upon a time", "n_predict": 4, "ignore_eos": True, "temperature": 0}
         c.post("/completion", json=body)
         assert c.post("/slots/0?action=save", json={"filename": "s"}).status_code == 200
@@ -325,7 +325,7 @@ def test_a_model_file_that_is_replaced_or_cut(tmp_path: Path, tales: gg.Model) -
     takes its answers, by an error that names it, and not its life."""
     path = tmp_path / "m.gguf"
     shutil.copy(tales.path, path)
-    with process("-m", path, "-c", 2048, "-np", 1) as (url, p), httpx.Client(base_url=url) as c:
+    with process("-m", path, "-c", 2048, "-np", 1) as (url, p), http_client(base_url=url) as c:
         body = {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0}
         answer = c.post("/completion", json=body).json()["content"]
         path.rename(tmp_path / "old")
@@ -337,7 +337,7 @@ def test_a_model_file_that_is_replaced_or_cut(tmp_path: Path, tales: gg.Model) -
             assert r.status_code == 500 and "m.gguf: the file had" in r.json()["error"]["message"], r.text
         assert c.get("/v1/models").status_code == 200 and p.poll() is None
         p.send_signal(signal.SIGTERM)
-        assert p.wait(10) == 0
+        assert p.wait(PATIENCE) == 0
 
 
 def test_a_client_that_leaves_while_it_is_refused(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,4 +355,4 @@ def test_a_client_that_leaves_while_it_is_refused(tales: gg.Model, monkeypatch: 
         monkeypatch.setattr(limits, "HEADER_SECONDS", 0.0)
         until(lambda: s.fileno() < 0 and here.n_open == 0)
         monkeypatch.undo()
-        assert httpx.get(here.url + "/health", timeout=60).status_code == 200
+        assert get(here.url + "/health").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,15 @@ def test_a_message_that_was_begun_goes_on(client: TestClient, tales: gg.Model) -
         assert r.status_code == 400 and says in r.json()["error"]["message"], r.text
     with TestClient(create_app(tales, ServeOptions(n_parallel=1, n_ctx=256, prefill_assistant=False))) as c:
         assert c.post("/apply-template", json={"messages": begun}).json()["prompt"] == ended
+
+
+def test_one_model(client: TestClient) -> None:
+    assert client.get("/v1/models/tales").json()["meta"]["n_vocab"] == 2048
+    assert client.get("/v1/models/a/b").status_code == 404
+
+
+def test_bodies_of_other_systems(client: TestClient) -> None:
+    """Windows' mark of UTF-8 is no part of the JSON; what is compressed is refused by name."""
+    assert client.post("/tokenize", content=b'\xef\xbb\xbf{"content": ""}').json() == {"tokens": []}
+    r = client.post("/tokenize", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
+    assert r.status_code == 415 and "gzip" in r.json()["error"]["message"]

@@ -21,7 +21,7 @@ from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.router import models_in
 
 from ..tiny_model import write_gguf
-from .conftest import events, process
+from .conftest import events, http_client, post, process
 
 ONE = {"n_threads": 1}
 
@@ -111,6 +111,9 @@ def test_without_autoload(folder: Path) -> None:
     with TestClient(create_app(None, options), headers={"authorization": "Bearer k"}) as c:
         assert ask(c, "tiny").status_code == 400
         assert c.post("/models/load", json={"model": "tiny"}).status_code == 200 and ask(c, "tiny").status_code == 200
+        assert (
+            c.get("/v1/models/tiny").json()["status"]["value"] == "loaded" and c.get("/v1/models/no").status_code == 404
+        )
         c.headers["authorization"] = "Bearer other"
         assert ask(c, "tiny").status_code == c.post("/models/load", json={"model": "tales"}).status_code == 401
 
@@ -121,18 +124,16 @@ def test_a_model_sleeps(folder: Path) -> None:
     with TestClient(create_app(folder / "tiny" / "model.gguf", options)) as c:
         first = ask(c, "any").json()
         assert first["model"] == "mine"
-        for _ in range(100):
-            if states(c) == {"mine": "sleeping"}:
-                break
+        while states(c) != {"mine": "sleeping"}:
             assert c.get("/slots").status_code in (200, 503)  # who only looks does not keep it awake
             time.sleep(0.05)
-        assert states(c) == {"mine": "sleeping"} and c.get("/slots").status_code == 503
+        assert c.get("/slots").status_code == 503
         assert ask(c, None).json()["content"] == first["content"] and states(c) == {"mine": "loaded"}
 
 
 def test_on_the_command_line(folder: Path) -> None:
     with process("--models-dir", folder, "-np", 1, "-c", 128) as (url, _):
-        r = httpx.post(f"{url}/completion", json={"model": "tiny", "prompt": "a", "n_predict": 2}, timeout=30)
+        r = post(f"{url}/completion", json={"model": "tiny", "prompt": "a", "n_predict": 2})
         assert r.status_code == 200 and r.json()["model"] == "tiny"
 
 
@@ -163,7 +164,7 @@ def test_presets(folder: Path, tmp_path: Path, tales: gg.Model) -> None:
     ini = write_presets(tmp_path / "m.ini", folder)
     with (
         process("--models-preset", ini, "--models-dir", folder, "--temp", 0, "-np", 2) as (url, _),
-        httpx.Client(base_url=url, timeout=30) as c,
+        http_client(base_url=url) as c,
     ):
         data = {m["id"]: m for m in c.get("/models").json()["data"]}
         assert data.keys() == {"big", "broken", "tales", "tiny"} and data["big"]["status"]["value"] == "loaded"
