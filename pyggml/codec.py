@@ -63,7 +63,7 @@ def unfit(values: Array, dtype: DType) -> str | None:
 
 def bf16_to_f32(bits: Array) -> Array:
     """BF16 bit patterns (uint16) as float32. The conversion is exact."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def f32_to_bf16(x: Array) -> Array:

@@ -64,6 +64,20 @@ def check_scratch(steps: list[Step], isa: str) -> Iterator[str]:
             yield ffi.string(k.row.op).decode()
 
 
+def sizes_of(t: Tensor, isa: str) -> Iterator[tuple[str, int]]:
+    """What each kernel that may compute a node asks for, on all threads."""
+    for s in (t, *t.src):
+        if s is not None:
+            s.buffer = Buffer(np.empty(0, np.uint8))
+            s.buffer.base = 1 << 40
+    low = lower(steps_of([t]), lambda t: t, isa, MOST)
+    task = ffi.addressof(ffi.cast("pg_op *", low.ops.__array_interface__["data"][0])[0].task)
+    for way in ways_of(t):
+        k = kernel_of(isa, t, way)
+        if k is not None and k.row.work != ffi.NULL:
+            yield way, lib.pg_work_size(k.row, task, MOST)
+
+
 def products() -> list[Tensor]:
     """Of weights that have kernels of their own."""
     out: list[Tensor] = []
@@ -97,6 +111,20 @@ def test_more_threads_never_ask_for_less() -> None:
         if any(has_scratch((OPS[name].kernel or "") + way) for way in WAYS):
             search(check, name, 5, STRATEGIES[name])
     assert {stem for isa in isa_levels() for stem in table_of(isa) if has_scratch(stem)} - FUSED == seen
+
+
+def test_fewer_columns_never_ask_for_more() -> None:
+    """What is planned for all columns must do for those of one expert, of which there may be any number."""
+    for dtype in (gg.Q4_0, gg.Q8_0, gg.Q6_K, gg.IQ3_XXS):
+        for isa in isa_levels():
+            asked: dict[str, list[int]] = {}
+            for n in (*range(1, 70, 3), 128, 300, 600):
+                with gg.Context() as ctx:
+                    a, x = ctx.new_tensor(dtype, (512, 64, 4)), ctx.new_tensor(gg.F32, (512, 1, n))
+                    t = gg.mul_mat_id(a, x, ctx.new_tensor(gg.I32, (1, n)))
+                for way, size in sizes_of(t, isa):
+                    asked.setdefault(way, []).append(size)
+            assert asked and all(sizes == sorted(sizes) for sizes in asked.values()), (dtype, isa, asked)
 
 
 def attention(heads: int, n_kv: int, n_tokens: int, fused: bool, d: int = 8) -> list[Step]:
