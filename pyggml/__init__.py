@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 # Before all else: deeper in a chain of imports, CPython 3.11 may map and unmap memory for frames 1,000 times (15 ms).
 import numpy as _np  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-from . import ops
-from .backends.cpu import get_include, register_kernel
-from .backends.protocol import register_backend
-from .backends.quantize import dequantize, quantize
+from . import codec, ops
+from . import native as _native  # noqa: F401  # pyright: ignore[reportUnusedImport]  # says when it is not built
 from .buffers.alloc import Plan
-from .buffers.buffer import register_device_buffer
-from .compute import compute, eval
 from .dtypes import DType
 from .errors import (
     Aborted,
@@ -41,12 +37,15 @@ from .errors import (
 from .graph import Graph
 from .opdef import Cost, OpDef, elementwise_cost, record, rule
 from .ops import *
-from .sched import Scheduler
 from .scope import scope
 from .tensor import Context, Tensor
 from .var import Size, Var, Varies
 
 if TYPE_CHECKING:
+    from .backends.cpu import get_include, register_kernel
+    from .backends.protocol import register_backend
+    from .backends.quantize import dequantize, quantize
+    from .buffers.buffer import register_device_buffer
     from .gguf_io.tensor_file import TensorFile, load, save
     from .inspect.dot import Drawing, dump_dot, render
     from .inspect.page import inspect
@@ -69,7 +68,12 @@ if TYPE_CHECKING:
     from .llm.run_batch import batch
     from .llm.samplers import SamplingOptions, SamplingParams, TextOptions
     from .models import register_architecture
+<<<<<<< HEAD
     from .native.numa import numa_init
+=======
+    from .run_graph import compute, eval
+    from .sched import Scheduler
+>>>>>>> shapes
 else:
     from . import inspect  # the room itself, which can be called
 
@@ -90,6 +94,9 @@ for _module in ("tensor", "var", "graph"):
 Graph.svg = lambda graph: import_module(".inspect.dot", __name__).svg(graph)
 Tensor.html = lambda t: import_module(".inspect.notebook", __name__).tensor_html(t)
 Plan.html = lambda plan: import_module(".inspect.notebook", __name__).plan_html(plan)
+
+# What rounds to the types that the gguf package does not write: as late.
+codec.quantize_rows = lambda rows, dtype: import_module(".backends.quantize", __name__).quantize(rows, dtype)
 
 # What records gradients: as late.
 Graph.gradients = lambda graph, loss, accs: import_module(".learn.gradients", __name__).expand(graph, loss, accs)
@@ -212,6 +219,12 @@ __all__ += ops.__all__
 
 # Imported when they are asked for: who builds graphs does not wait for what runs or draws models.
 _LATER = {
+    **dict.fromkeys(("compute", "eval"), "run_graph"),
+    "Scheduler": "sched",
+    **dict.fromkeys(("get_include", "register_kernel"), "backends.cpu"),
+    "register_backend": "backends.protocol",
+    "register_device_buffer": "buffers.buffer",
+    **dict.fromkeys(("dequantize", "quantize"), "backends.quantize"),
     **dict.fromkeys(("TensorFile", "load", "save"), "gguf_io.tensor_file"),
     **dict.fromkeys(("Drawing", "dump_dot", "render"), "inspect.dot"),
     **dict.fromkeys(("Model", "load_model"), "llm.model"),

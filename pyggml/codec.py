@@ -15,7 +15,7 @@ from .errors import DTypeError, ShapeError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-# Encodes rows of the types that the gguf package reads but does not write; pyggml.backends.quantize installs itself.
+# Encodes rows of the types that the gguf package reads but does not write; pyggml installs it.
 quantize_rows: Callable[[Array, DType], Bytes] | None = None
 
 

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from pyggml.bars import bar
 from pyggml.errors import DTypeError, ModelError
+from pyggml.gguf_io.read import is_whisper_file
 from pyggml.hf.export import export_folder
-from pyggml.llm.ggml_whisper import is_whisper_file, write_gguf
+from pyggml.llm.ggml_whisper import write_gguf
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized

@@ -141,6 +141,3 @@ def dequantize(
 
     _in_threads(run, -(-out.size // n) if n else 0, n, n_threads, dtype)
     return out if shape is None else out.reshape(shape)
-
-
-codec.quantize_rows = quantize

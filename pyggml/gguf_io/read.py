@@ -43,6 +43,7 @@ _MAX_DIMS = 4
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 GGUF_MAGIC = 0x46554747  # "GGUF"
+_WHISPER_MAGIC = _U32.pack(0x67676D6C)  # of the files of whisper.cpp, "ggml"
 GGUF_DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
@@ -147,6 +148,15 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
     file = replace(file, mapped=mapped) if use_mmap else replace(file, data=_aligned_copy(mapped.data))
     mapped.check()
     return file
+
+
+def is_whisper_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as those of whisper.cpp do."""
+    try:
+        with open(path, "rb") as f:
+            return f.read(4) == _WHISPER_MAGIC
+    except OSError:
+        return False  # whoever opens it says why
 
 
 def with_overrides(kv: Mapping[str, KVValue], overrides: Mapping[str, Override] | None) -> dict[str, KVValue]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyggml.backends.cpu.backend import CpuProgram, Spans
 from pyggml.codec import Array
-from pyggml.compute import bound_by, leafs_of
 from pyggml.errors import GraphError
 from pyggml.graph import Graph
 from pyggml.llm.batch import token_ids
 from pyggml.llm.media_prompt import MediaPrompt
 from pyggml.llm.model import Model
 from pyggml.llm.options import ContextOptions
+from pyggml.run_graph import bound_by, leafs_of
 from pyggml.sched import Schedule, Scheduler, require_values
 from pyggml.signature import hands_on, keywords_of
 from pyggml.tensor import Tensor

@@ -10,10 +10,10 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.buffers.buffer import check_free_memory
-from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, DTypeError, GraphError, OneSite, ShapeError, whole
 from pyggml.graph import Graph
+from pyggml.run_graph import eval as gg_eval
 from pyggml.sched import Scheduler
 from pyggml.tensor import FLAG_PARAM, Context, Tensor
 from pyggml.types import Floats, Ints

@@ -17,7 +17,6 @@ import numpy as np
 from pyggml import ops
 from pyggml.buffers.buffer import check_free_memory
 from pyggml.codec import Array
-from pyggml.compute import eval as gg_eval
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError, ModelError, OneSite, whole
 from pyggml.graph import Graph
@@ -25,6 +24,7 @@ from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.batch import token_ids
 from pyggml.models.blocks import NO_ADAPTERS
 from pyggml.models.weights import Weights
+from pyggml.run_graph import eval as gg_eval
 from pyggml.sched import Scheduler
 from pyggml.stream.sizes import memory_size, shown_size
 from pyggml.tensor import FLAG_OUTPUT, Context, Tensor, allocate_tensors

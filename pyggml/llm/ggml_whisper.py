@@ -65,7 +65,6 @@ _WHOLE = {
     "decoder.ln.bias": "dec.output_norm.bias",
 }
 
-_MAGIC = struct.pack("<I", 0x67676D6C)
 _ALIGNMENT = 32
 _TOKEN_BYTES = 256  # of a token (the longest known has 128): finding its merges takes time by the square of its length
 
@@ -117,15 +116,6 @@ def read_whisper(path: str | os.PathLike[str], vocab_only: bool = False) -> Whis
     if vocab_only:
         return WhisperFile(kv, {})
     return WhisperFile(kv, _tensors(f))
-
-
-def is_whisper_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as those of whisper.cpp do."""
-    try:
-        with open(path, "rb") as f:
-            return f.read(4) == _MAGIC
-    except OSError:
-        return False  # whoever opens it says why
 
 
 def write_gguf(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

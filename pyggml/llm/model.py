@@ -18,7 +18,7 @@ from pyggml.backends.cpu.repack import CpuRepacking, allow_rounding, be_fast, ca
 from pyggml.backends.cpu.repack import repack as repack_weights
 from pyggml.errors import ModelError, path_name, whole
 from pyggml.gguf_io.bind import bind
-from pyggml.gguf_io.read import GGUFFile, Override, lock_memory, with_overrides
+from pyggml.gguf_io.read import GGUFFile, Override, is_whisper_file, lock_memory, with_overrides
 from pyggml.gguf_io.split import SPLIT_KEYS, open_model
 from pyggml.hub import find_model
 from pyggml.inspect.watch import Watches
@@ -36,7 +36,6 @@ from .elsewhere import Elsewhere
 from .figures.report import log_model
 from .generate.generation import GenerateOptions, Prompt, Token, in_thread, new_generation, pieces
 from .generate.kept import KeptContext, stream_tokens
-from .ggml_whisper import is_whisper_file, read_whisper
 from .loaded import DraftHead, LoadedModel
 from .options import ContextOptions
 
@@ -448,6 +447,8 @@ def _make_ready(model: Model, repack: bool, at_once: bool, progress: Progress | 
 
 def _of_whisper_file(path: str, vocab_only: bool, repack: bool, precision: str, progress: Progress | None) -> Model:
     """The model in a file of whisper.cpp (`ggml-base.bin`), with its tower."""
+    from .ggml_whisper import read_whisper  # most programs hear nothing
+
     file = read_whisper(path, vocab_only)
     try:
         if vocab_only:

@@ -32,7 +32,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("backends.protocol", "backends.repeats"),
     ("backends.ref", "backends.cpu", "backends.quantize"),
     ("sched", "gguf_io", "inspect.taps", "inspect.layers"),
-    ("compute", "missing", "bars"),
+    ("run_graph", "missing", "bars"),
     ("media",),
     ("testing",),
     ("models",),

@@ -54,12 +54,9 @@ def begun(client: TestClient, data: bytes) -> Any:
 
 
 def ended(client: TestClient, id: str) -> Any:
-    for _ in range(400):
-        batch = client.get(f"/v1/batches/{id}").json()
-        if batch["status"] != "in_progress":
-            return batch
+    while (batch := client.get(f"/v1/batches/{id}").json())["status"] == "in_progress":
         time.sleep(0.02)
-    raise AssertionError(batch)
+    return batch
 
 
 def lines(client: TestClient, id: str) -> list[Any]:

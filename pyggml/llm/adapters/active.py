@@ -8,13 +8,13 @@ from typing import Any, cast
 from weakref import WeakValueDictionary
 
 from pyggml import ops
-from pyggml.compute import compute
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError, OneSite
 from pyggml.graph import Graph
 from pyggml.models.blocks import NO_ADAPTERS, Adapters, LowRank
 from pyggml.models.hparams import HParams
 from pyggml.models.weights import Weights
+from pyggml.run_graph import compute
 from pyggml.tensor import Context, Tensor, allocate_tensors
 
 from .control import ControlVector, Directions, control_vector
