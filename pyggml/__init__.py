@@ -68,12 +68,9 @@ if TYPE_CHECKING:
     from .llm.run_batch import batch
     from .llm.samplers import SamplingOptions, SamplingParams, TextOptions
     from .models import register_architecture
-<<<<<<< HEAD
     from .native.numa import numa_init
-=======
     from .run_graph import compute, eval
     from .sched import Scheduler
->>>>>>> shapes
 else:
     from . import inspect  # the room itself, which can be called
 
