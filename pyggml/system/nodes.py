@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 from collections.abc import Iterable
 
 from .cpus import allowed_cpus, cpus_of, system_text
@@ -39,7 +38,7 @@ def stay_on(cpus: Iterable[int]) -> None:
 def spread_pages(nodes: Iterable[int] | None) -> bool:
     """Take the pages that this thread, and those that it begins from now on, are the first to touch from `nodes` in
     turn; None: from the node where the thread runs. Returns False when the system refuses, as containers may do."""
-    number = _SET_MEMPOLICY.get(platform.machine())
+    number = _SET_MEMPOLICY.get(os.uname().machine)
     if number is None:
         return False
     mask = (ctypes.c_ulong * (_MOST // 64))()

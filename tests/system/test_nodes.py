@@ -14,6 +14,7 @@ from pyggml.backends.cpu import CpuBackend, backend, lower
 from pyggml.backends.cpu import repack as module
 from pyggml.backends.cpu.repack import repack
 from pyggml.buffers.alloc import steps_of
+from pyggml.llama_cpp.llama_cpp import llama_numa_init
 from pyggml.native import lib, numa
 from pyggml.native.threads import thread_count
 from pyggml.system import nodes
@@ -121,6 +122,9 @@ def test_one_node_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert numa.n_homes() == 1
     with pytest.raises(gg.BackendError, match="distribute, isolate, numactl, not 'mirror'"):
         numa.numa_init("mirror")  # type: ignore[arg-type]
+    llama_numa_init(3)
+    with pytest.raises(gg.BackendError, match="0, 1, 2, 3, not 4"):
+        llama_numa_init(4)
 
 
 @pytest.mark.parametrize(("n_nodes", "n_threads"), [(2, 2), (2, 16), (4, 64), (2, 7), (8, 128)])
