@@ -157,7 +157,7 @@ def explore(args: argparse.Namespace) -> None:
             return h.change(rng, data)[:most]
         return atheris.Mutate(data, most) if rng.integers(4) else change_bytes(rng, data, h.words)[:most]
 
-    options = [f"-max_total_time={args.seconds}", "-rss_limit_mb=4096", "-timeout=60", "-print_final_stats=1"]
+    options = [f"-max_total_time={args.seconds}", "-rss_limit_mb=4096", "-timeout=300", "-print_final_stats=1"]
     options += [f"-artifact_prefix={args.work}/{name}-", f"-max_len={args.max_len}", "-detect_leaks=0"]
     options += [f"-dict={words}"] if h.words else []
     atheris.Setup([sys.argv[0], *(args.rest or [*options, str(corpus)])], watch, custom_mutator=change)

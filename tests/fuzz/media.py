@@ -108,13 +108,17 @@ _VISION: dict[str, Any] = {
     "image_max_pixels": 256,
     "preproc_image_size": 16,
 }
+_OWN = {  # pictures become 448 pixels wide at least
+    "minicpmv4_6": {"patch_size": 28, "image_size": 56},
+    "resampler": {"patch_size": 28, "image_size": 56, "projection_dim": 128},
+}
 
 
 def _towers() -> Iterable[bytes]:
     """An mmproj file of each kind, whose tensors are those that its builder asks for."""
     for name in TOWERS.split():
         w = gguf.GGUFWriter(folder() / "tower.gguf", "clip")
-        keys = {**_VISION, **({"projection_dim": 128} if name == "resampler" else {})}
+        keys = {**_VISION, **_OWN.get(name, {})}
         kv = {f"clip.vision.{key}": value for key, value in keys.items()}
         kv |= {"clip.has_vision_encoder": True, "clip.projector_type": name}
         for key, value in kv.items():

@@ -214,10 +214,9 @@ class Faults:
         sys.unraisablehook = lambda u: self.unraisable.update([f"{type(u.exc_value).__name__} in {u.object!r:.60}"])
 
     def _learn(self) -> None:
-        """Spare the buffers in which NumPy converts values, too. When it gets none, it crashes:
-        `np.arange(64) <= np.arange(8, dtype=np.int32)[:, None]` alone is a SIGSEGV in NumPy 2.4.6 when its second
-        allocation fails."""
-        a, b = np.arange(64), np.arange(8, dtype=np.int32)[:, None]
+        """Spare the buffers in which NumPy converts values, too. When it gets none, it crashes: `a <= b` here, run
+        once more, is a SIGSEGV in NumPy 2.4.6 when its second allocation fails."""
+        a, b = np.arange(64, dtype=np.int32), np.arange(8)[:, None]
         flags, out = np.ones((8, 64), bool), np.empty((8, 64), np.uint32)
         for learns in (0, 1):  # what is made once is made before
             self.arm(0, 0, 0, 0)
