@@ -147,5 +147,7 @@ def test_floats_at_the_ends(isa: str) -> None:
     with np.errstate(invalid="ignore"):
         want = x.astype(np.float64) @ values.T.astype(np.float16)
     rows, columns = [i for i in range(40) if i != 2], [j for j in range(33) if j not in (0, 3)]
-    for i in rows[1:]:
-        assert nmse(y[i, columns] / 1e30, want[i, columns] / 1e30) < 1e-7, i
+    # What half a step of each element can make of it, by the norms from which steps follow; and rounding to f32.
+    norms = np.linalg.norm(x.astype(np.float64), axis=1)[:, None] * np.linalg.norm(values.astype(np.float64), axis=1)
+    bound = norms * (128**0.5 / 46000 + 1e-6)
+    assert (np.abs(y - want) <= bound)[np.ix_(rows, columns)].all()
