@@ -86,7 +86,7 @@ def serve(
     ctx = click.get_current_context()
     if several and ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE:
         raise click.UsageError("-m serves one model, --models-dir and --models-preset several: give one of the two")
-    if several and asked.mmproj is not None:
+    if several and asked.towers.mmproj is not None:
         raise click.UsageError("--mmproj belongs to one model, not to those of --models-dir or --models-preset")
     presets = None if models_preset is None else presets_of(models_preset, ctx)
     run_server(partial(asked.load, options), options, ListenOptions(**asked.listen), asked.run.verbose, presets)

@@ -50,6 +50,7 @@ def features(name: str, mmproj: Path | None) -> Any:
         assert tower is not None
 
         class Encoder:
+            image_tokens = None, None
             path, watches = tower.path, tower.watches
 
         return sight_of(Encoder(), tower).encode(PICTURE)  # pyright: ignore[reportArgumentType]
@@ -108,6 +109,7 @@ def test_the_processor_of_the_folder(tmp_path: Path) -> None:
     assert tower is not None
 
     class File:
+        image_tokens = None, None
         path, watches = str(out), tower.watches
 
     got = sight_of(File(), tower).processor(PICTURE)["pixel_values"]  # pyright: ignore[reportArgumentType]

@@ -144,7 +144,12 @@ def test_floats_at_the_ends(isa: str) -> None:
     y = run(gg.mul_mat(w, source(gg.F32, x)), isa, 1)[0, 0].astype(np.float64)
     assert np.isnan(y[2]).all() and np.isnan(y[4:, 3]).all()
     assert not y[3:, 0].any() and not np.delete(y[0], 3).any()
-    want = x.astype(np.float64) @ values.T.astype(np.float16)
+    with np.errstate(invalid="ignore"):
+        want = x.astype(np.float64) @ values.astype(np.float16).astype(np.float64).T
+        norms = np.linalg.norm(x.astype(np.float64), axis=1)[:, None] * np.linalg.norm(
+            values.astype(np.float64), axis=1
+        )
     rows, columns = [i for i in range(40) if i != 2], [j for j in range(33) if j not in (0, 3)]
-    for i in rows[1:]:
-        assert nmse(y[i, columns] / 1e30, want[i, columns] / 1e30) < 1e-7, i
+    # What half a step of each element can make of it, by the norms from which steps follow; and rounding to f32.
+    near = np.abs(y - want) <= norms * (128**0.5 / 46000 + 1e-6)
+    assert near[np.ix_(rows, columns)].all()
