@@ -78,7 +78,8 @@ def bench(
         m.repacking.finish()
     adapters.apply(m)
     n_batch = run.batch_size or max(n_prompt, 32)
-    context |= {"n_batch": n_batch, "n_ubatch": min(run.ubatch_size, n_batch)}
+    n_ubatch = min(run.ubatch_size, n_batch)
+    context |= {"n_batch": n_batch, "n_ubatch": n_ubatch}
     ctx = m.new_context(n_depth + max(n_prompt, n_gen) + 8, **context)
     n_vocab = m.hparams.n_vocab
     encodes = m.architecture.encode is not None  # then pp measures the encoder, and tg the answer to a short text
@@ -105,7 +106,7 @@ def bench(
         return n_gen / (time.perf_counter() - start)
 
     theirs = [
-        *("-m", m.path, "-t", str(ctx.n_threads), "-b", str(n_batch), "-ub", str(context["n_ubatch"])),
+        *("-m", m.path, "-t", str(ctx.n_threads), "-b", str(n_batch), "-ub", str(n_ubatch)),
         *("-ctk", run.cache_type_k.lower(), "-ctv", run.cache_type_v.lower()),
         *(("-d", str(n_depth)) if n_depth else ()),  # which forks may lack
         *(() if run.flash_attn == "auto" else ("-fa", str(int(run.flash_attn == "on")))),

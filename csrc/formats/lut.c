@@ -72,16 +72,12 @@ static void iq4_xs_encode(const float *x, const float *weights, uint8_t *b, int 
   }
 }
 
-// The FP4 code whose value times d is nearest to x; of two, the one of smaller magnitude.
+// The FP4 code whose value times d is nearest to x; of two, the one of smaller magnitude; 0 when d is 0. As d has
+// few bits, the borders between codes are exact.
 PG_INLINE int fp4_code(float x, float d) {
-  const float a = fabsf(x);
+  const float a = fabsf(x), step = d > 0 ? d : INFINITY;
   int q = 0;
-  float best = a;
-  for (int k = 1; k < 8; k++) {
-    const float e = fabsf(d * (float)fp4_values[k] - a);
-    q = e < best ? k : q;
-    best = e < best ? e : best;
-  }
+  for (int k = 1; k < 8; k++) q += a > step * (0.5f * (float)(fp4_values[k - 1] + fp4_values[k]));
   return q | ((x < 0) & (q != 0)) << 3;
 }
 
