@@ -21,7 +21,7 @@ _TOOL: dict[str, Any] = {
     },
 }
 # What templates of several families read to leave reasoning of earlier turns where it was.
-_KEEPS = {
+_KEEPS: dict[str, Any] = {
     "enable_thinking": True,
     "preserve_thinking": True,
     "clear_thinking": False,
