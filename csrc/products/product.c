@@ -54,9 +54,9 @@ static int64_t elements_near(const pg_product *p) {
 }
 
 // The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster. Rows in
-// turn are one stream of memory, which prefetchers follow best. Intel's stop at the end of every page, so the AVX-512
-// tile prefetches memory itself. AMD's need no help, and work best with AVX2's reads; but a row and the column must fit
-// the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
+// turn are one stream of memory, which prefetchers follow best. Intel's stop at the end of every page, and those of
+// Zen 5 are late, so these tiles prefetch memory themselves. AMD's work best with AVX2's reads; but a row and the
+// column must fit the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
 static pg_tile in_turn(const pg_product *p) {
 #if VF_N >= 8
   const pg_tensor *a = p->a;

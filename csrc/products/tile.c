@@ -8,9 +8,9 @@
 #define UNROLL _Pragma("GCC unroll 8")
 
 enum {
-  AHEAD = 4096,              // bytes of prefetch for rows in turn
-  BLOCK = 32,                // elements of the block types below: an f16 scale, then the values
-  FLOATS = VF_N == 4 ? 4 : 1 // vectors of floats of a row at a time: short vectors come in pairs from one load
+  AHEAD = VF_N == 8 ? 8192 : 4096, // bytes of prefetch for rows in turn
+  BLOCK = 32,                      // elements of the block types below: an f16 scale, then the values
+  FLOATS = VF_N == 4 ? 4 : 1       // vectors of floats of a row at a time: short vectors come in pairs from one load
 };
 
 typedef float *const *out;
@@ -47,13 +47,13 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
 // Four cuts at a time, which lie side by side or in several rows: sums of n elements of a[i] times b[i]. `lanes` is
 // VF_N or, for the order of a level with longer vectors, twice that.
 PG_INLINE void four_cuts(int type, int lanes, float *sums, rows a, cols b, int64_t n) {
-  const int bytes = bytes_of(type, VF_N * 32) / 32, ask = VF_N == 16, nv = lanes / VF_N; // product.c says why to ask
+  const int bytes = bytes_of(type, VF_N * 32) / 32, nv = lanes / VF_N;
   vf acc[2][4] = {{vf_zero(), vf_zero(), vf_zero(), vf_zero()}, {vf_zero(), vf_zero(), vf_zero(), vf_zero()}};
   int64_t i = 0, o = 0; // element, byte
   for (; i + 2 * VF_N <= n; i += 2 * VF_N, o += 2 * bytes) {
-    if (ask) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int e = 0; e < 2 * bytes; e += 64) {
-        __builtin_prefetch(a[r] + o + AHEAD + e);
-      }
+    UNROLL for (int r = 0; r < 4; r++) UNROLL for (int e = 0; e < 2 * bytes; e += 64) {
+      __builtin_prefetch(a[r] + o + AHEAD + e); // product.c says why
+    }
     UNROLL for (int v = 0; v < 2; v++) UNROLL for (int r = 0; r < 4; r++) {
       const vf w = load(type, a[r] + o + v * bytes), x = vf_load(b[r] + i + v * VF_N);
       acc[v % nv][r] = vf_fma(w, x, acc[v % nv][r]);
