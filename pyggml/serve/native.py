@@ -201,7 +201,7 @@ class _Answer:
         body, options = self._body, self._service.options
         loras = self._g.loras or ()
         return {
-            **settings(self._g.chain.params, bool(body.stream), body.n_probs or 0),
+            **settings(cast("TextParams", self._g.chain.params), bool(body.stream), body.n_probs or 0),
             "n_keep": options.n_keep if body.n_keep is None else body.n_keep,
             "n_discard": body.n_discard or 0,
             "timings_per_token": bool(body.timings_per_token),
