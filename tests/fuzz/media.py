@@ -144,6 +144,6 @@ def mmproj(data: bytes) -> None:
     tower = open_tower_of(path, path, "vision")
     if tower is None:
         raise ModelError("no tower")
-    model: Any = SimpleNamespace(path=path, watches=Watches())
+    model: Any = SimpleNamespace(path=path, watches=Watches(), image_tokens=(None, None))
     encoded = sight_of(model, tower).encode(np.arange(9 * 12 * 3, dtype=np.uint8).reshape(9, 12, 3), 1)
     assert encoded.features.rows.dtype == np.float32
