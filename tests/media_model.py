@@ -11,6 +11,7 @@ from typing import Any
 import gguf
 
 from .conftest import shared_dir
+from .gguf_files import write_all
 
 MM = shared_dir() / "golden" / "mm"
 WIDE, TALL = MM / "images" / "wide.png", MM / "images" / "tall.png"
@@ -43,10 +44,7 @@ def copy_mmproj(
         made.add_tensor(".".join(names.get(x, x) for x in t.name.split(".")), t.data, raw_dtype=t.tensor_type)
     for name, a in more.items():
         made.add_tensor(name, a)
-    made.write_header_to_file()
-    made.write_kv_data_to_file()
-    made.write_tensors_to_file()
-    made.close()
+    write_all(made)
 
 
 def write_folder(folder: Path, name: str = "qwen2-vl", specials: Mapping[int, str] = QWEN, pic: str = "") -> Path:

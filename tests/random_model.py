@@ -12,6 +12,8 @@ import numpy.typing as npt
 from pyggml.models import get_architecture
 from pyggml.models.weights import ShapeOnlyWeights
 
+from .gguf_files import write_all
+
 KV: dict[str, Any] = {
     "vocab_size": 64,
     "context_length": 256,
@@ -58,8 +60,5 @@ def write_random(
         w.add_token_types([1] * len(tokens))
     for name, array in (random_weights(arch, kv) if weights is None else weights).items():
         w.add_tensor(name, array)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path

@@ -12,6 +12,8 @@ import pytest
 from pyggml.models import get_architecture
 from pyggml.models.weights import ShapeOnlyWeights
 
+from .gguf_files import write_all
+
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
 KV: dict[str, Any] = {
     "llama.context_length": 128,
@@ -67,10 +69,7 @@ def write_gguf(
         w.add_tensor(spec.name, data.astype(np.float32))
     for name in extra:
         w.add_tensor(name, np.ones(1, np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path
 
 

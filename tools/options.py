@@ -6,13 +6,14 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional
+from typing import Annotated, Any, Optional
 
 import click
 
 from pyggml.config import read_config
 from pyggml.errors import BatchError, GGMLError, SamplerError
 from pyggml.hub import find_model
+from pyggml.native.numa import Numa, numa_init
 from pyggml.stream.sizes import memory_size
 
 from .command import Group, Option
@@ -52,8 +53,6 @@ Ram = Annotated[
 def _placed(given: dict[str, Any]) -> int | None:
     """Place the threads, and return how many there are to be."""
     if given["numa"] is not None:
-        from pyggml.native.numa import numa_init  # few machines need it
-
         numa_init(given["numa"])
     return given["threads"]
 
@@ -66,7 +65,7 @@ Threads = Annotated[
                 Optional[int], Option("-t", "--threads", help="Threads (default: one per core).", min=1)
             ],
             "numa": Annotated[
-                Optional[Literal["distribute", "isolate", "numactl"]],
+                Optional[Numa],
                 Option(
                     "--numa",
                     help="On a machine with several memory nodes: spread threads and memory over all, stay on one, "

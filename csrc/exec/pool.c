@@ -123,7 +123,8 @@ static const uint64_t *home_of(int thread, int n_threads) {
 // Send the workers of a run, and its leader, to the CPUs of their nodes.
 static void pool_go_home(pg_team *t) {
   const int n = t->wanted + 1;
-  for (int i = 0; i < t->wanted && pool.placed != n; i++) pg_thread_stay(&pool.thread[i], home_of(i + 1, n));
+  if (pool.placed != n)
+    for (int i = 0; i < t->wanted; i++) pg_thread_stay(&pool.thread[i], home_of(i + 1, n));
   pool.placed = n;
   pg_thread_cpus(t->cpus);
   pg_thread_stay(NULL, home_of(0, n));
@@ -195,7 +196,8 @@ static void team_gather(pg_team *t) {
     t->member[t->n++] = i;
   }
   // When all take part, each one gets the share of work that it always gets: its memory is near.
-  for (int k = 0; k < t->n && t->n == t->wanted; k++) pool_store(&pool.worker[t->member[k]].rank, t->member[k] + 1);
+  if (t->n == t->wanted)
+    for (int k = 0; k < t->n; k++) pool_store(&pool.worker[t->member[k]].rank, t->member[k] + 1);
 }
 
 // Let all members go: they notice that the next step has no members.

@@ -50,7 +50,11 @@ LLAMA_LOAD_MODE_AUTO, LLAMA_LOAD_MODE_NONE, LLAMA_LOAD_MODE_MMAP, LLAMA_LOAD_MOD
 LLAMA_LOAD_MODE_MMAP_MLOCK, LLAMA_LOAD_MODE_DIRECT_IO = 3, 4
 GGML_NUMA_STRATEGY_DISABLED, GGML_NUMA_STRATEGY_DISTRIBUTE, GGML_NUMA_STRATEGY_ISOLATE = 0, 1, 2
 GGML_NUMA_STRATEGY_NUMACTL = 3
-_NUMA: dict[int, Numa] = {1: "distribute", 2: "isolate", 3: "numactl"}
+_NUMA: dict[int, Numa] = {
+    GGML_NUMA_STRATEGY_DISTRIBUTE: "distribute",
+    GGML_NUMA_STRATEGY_ISOLATE: "isolate",
+    GGML_NUMA_STRATEGY_NUMACTL: "numactl",
+}
 
 c_int, llama_token, llama_pos, llama_seq_id = ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32
 llama_log_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pyggml.errors import BackendError, one_of
 from pyggml.logger import LOG
@@ -12,7 +12,6 @@ from pyggml.system.nodes import memory_nodes, spread_pages, stay_on, this_cpu
 from . import ffi, lib
 
 Numa = Literal["distribute", "isolate", "numactl"]
-_NUMA: tuple[Numa, ...] = ("distribute", "isolate", "numactl")
 _homes: Sequence[set[int]] = ()  # the CPUs of the nodes over which threads are spread; none or one: they are not
 _bits: Any = None  # the same for C, which does not copy it
 
@@ -29,7 +28,7 @@ def numa_init(strategy: Numa) -> None:
 
     Raises BackendError for another strategy.
     """
-    one_of("strategy", strategy, _NUMA, BackendError)
+    one_of("strategy", strategy, get_args(Numa), BackendError)
     if strategy == "numactl":
         return
     nodes = memory_nodes()

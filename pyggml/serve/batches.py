@@ -29,7 +29,7 @@ from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError
-from .http import Json, dumps, json_object
+from .http import Json, body_of, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
@@ -73,7 +73,8 @@ class Batches:
         """GET /v1/files; POST: a form with a file, and its purpose."""
         if request.method == "GET":
             return Json({"object": "list", "data": list(self._objects("file")), "has_more": False})
-        name, purpose, data = _form(request.headers.get("content-type", ""), await self._body(request))
+        body = await body_of(request, self._timeout, limits.BATCH_BYTES, paced=False)
+        name, purpose, data = _form(request.headers.get("content-type", ""), body)
         return Json(self._new_file(name, purpose, data))
 
     async def _file(self, request: Request) -> Response:
@@ -90,21 +91,6 @@ class Batches:
     async def _content(self, request: Request) -> Response:
         """GET /v1/files/{id}/content."""
         return FileResponse(self._data(self._object(request, "file")["id"]), media_type="application/octet-stream")
-
-    async def _body(self, request: Request) -> bytes:
-        """The body of a request. Raises HTTPError for one that is too long, or comes too slowly."""
-        parts, size, stream = list[bytes](), 0, request.stream()
-        while True:
-            try:
-                part = await asyncio.wait_for(anext(stream), self._timeout)
-            except StopAsyncIteration:
-                return b"".join(parts)
-            except asyncio.TimeoutError:
-                raise HTTPError(408, f"no part of the request came for {self._timeout:g} seconds") from None
-            size += len(part)
-            if size > limits.BATCH_BYTES:
-                raise HTTPError(413, f"the request is longer than {limits.BATCH_BYTES} bytes")
-            parts.append(part)
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
         id = new_id("file")

@@ -40,11 +40,13 @@ def error_response(e: HTTPError) -> Response:
     return Json(e.json, e.code, e.headers)
 
 
-async def body_of(request: Request, timeout: float, most: int) -> bytes:
-    """The body of a request. Raises HTTPError for one that has more than `most` bytes, or comes too slowly."""
+async def body_of(request: Request, timeout: float, most: int, paced: bool = True) -> bytes:
+    """The body of a request. Raises HTTPError for one that has more than `most` bytes, or comes too slowly: when no
+    part comes for `timeout` seconds, and, if it is `paced`, when the whole takes longer than limits.BODY_SECONDS and
+    BODY_RATE allow."""
     parts, size, begun = list[bytes](), 0, monotonic()
     while True:
-        left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic()
+        left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic() if paced else timeout
         try:
             with fail_after(min(timeout, left)):
                 message = await request.receive()

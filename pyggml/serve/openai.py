@@ -42,7 +42,7 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """GET /v1/models/{id}."""
     service, id = service_of(request), request.path_params["id"]
-    if id not in (service.name, *service.aliases):
+    if id not in (service.name, *service.options.aliases):
         raise no_model(id)
     return Json(about(service))
 
@@ -65,7 +65,7 @@ def about(service: Service) -> dict[str, Any]:
         "ftype": service.file_type,
     }
     made = {"object": "model", "created": service.created, "owned_by": "pyggml"}
-    return {"id": service.name, "aliases": service.aliases, "tags": list[str](), **made, "meta": meta}
+    return {"id": service.name, "aliases": service.options.aliases, "tags": list[str](), **made, "meta": meta}
 
 
 # -- completions ------------------------------------------------------------------------------------------------------

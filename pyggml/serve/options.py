@@ -162,6 +162,15 @@ class ServeOptions:
         _ = self.keys, self.template_variables
 
     @property
+    def aliases(self) -> list[str]:
+        """The names of the model that `alias` gives."""
+        return [name for x in self.alias.split(",") if (name := x.strip())]
+
+    def name_of(self, path: str) -> str:
+        """What answers call the model of a file: the first alias, or else the file's own name."""
+        return next(iter(self.aliases), Path(path).name)
+
+    @property
     def texts(self) -> bool:
         """Whether texts are continued."""
         return not (self.embeddings or self.reranking)

@@ -82,7 +82,7 @@ class Router:
         if self._presets and not self.known:
             raise ModelError("the presets name no model")
         if only is not None:
-            name = options.alias.split(",")[0].strip() or Path(only.path).name
+            name = options.name_of(only.path)
             self._known[name] = self._begun(Served(name, only.path), only)
 
     @property

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
-from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -56,7 +55,7 @@ FINGERPRINT = f"pyggml-{__version__}"
 class Service:
     """A model that is served.
 
-    name      of the model, in answers: the first of `aliases`, or that of its file
+    name      of the model, in answers
     n_slot    tokens that a slot has room for; 0 when no texts are continued
     template  of chats
     modalities  whether texts may have pictures (`vision`) and sounds (`audio`)
@@ -70,8 +69,7 @@ class Service:
         self.model, self.options = model, options
         if model.repacking is not None:
             model.repacking.finish()  # several texts side by side gain most from it: before the first request
-        self.aliases = [name for x in options.alias.split(",") if (name := x.strip())]
-        self.name = self.aliases[0] if self.aliases else Path(model.path).name
+        self.name = options.name_of(model.path)
         self.created = int(time.time())
         self.variables = options.template_variables
         self.template = find_template(options.template, model.kv)

@@ -13,6 +13,7 @@ import pyggml as gg
 from pyggml.llm.quantize.imatrix import load_imatrix
 
 from ..conftest import shared_dir
+from ..gguf_files import write_all
 from ..tiny_model import write_gguf
 from .mutate import layout_of, mutated
 from .workers import attack
@@ -78,10 +79,7 @@ def test_imatrices(kind: str, tmp_path: Path) -> None:
         for name in names:
             w.add_tensor(f"{name}.in_sum2", np.ones((2, 8), np.float32))
             w.add_tensor(f"{name}.counts", np.ones((2, 1), np.float32))
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
+        write_all(w)
     else:
         entries = b"".join(struct.pack(f"<i{len(n)}sii8f", len(n), n.encode(), 3, 8, *np.arange(8.0)) for n in names)
         source.write_bytes(struct.pack("<i", len(names)) + entries)

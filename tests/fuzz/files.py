@@ -36,6 +36,7 @@ from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.state.save_load import load_seq_bytes, load_state_bytes, seq_bytes, state_bytes
 from pyggml.llm.vocab import Vocab
 
+from ..gguf_files import write_all
 from ..llm.adapters.make import halves, write_lora
 from .changes import change_gguf, change_json
 from .harness import folder, harness, put_file, small_gguf, small_model
@@ -54,10 +55,7 @@ def _headers() -> Iterable[bytes]:
         w.add_array("d", [[1, 2, 3], ["x", "yy", ""], [0.5, 1.5], [True, False]][kind])
         w.add_custom_alignment(32 << kind)
         w.add_tensor("t", np.ones((2, 32), [np.float32, np.float16, np.int8, np.int32][kind]))
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
+        write_all(w)
         yield (folder() / "header.gguf").read_bytes()
 
 
@@ -317,10 +315,7 @@ def _directions() -> Iterable[bytes]:
     w = gguf_package.GGUFWriter(folder() / "control.gguf", "controlvector")
     w.add_string("controlvector.model_hint", "llama")
     w.add_tensor("direction.1", np.ones(8, np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     yield (folder() / "control.gguf").read_bytes()
 
 
@@ -363,10 +358,7 @@ def _matrices() -> Iterable[bytes]:
     for name in names:
         w.add_tensor(f"{name}.in_sum2", np.ones((2, 8), np.float32))
         w.add_tensor(f"{name}.counts", np.ones((2, 1), np.float32))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     yield (folder() / "i.gguf").read_bytes()
 
 

@@ -23,6 +23,7 @@ from pyggml.media.picture import open_picture
 from pyggml.media.sound import read_sound
 from pyggml.tensor import rank_of
 
+from ..gguf_files import write_all
 from .changes import change_gguf
 from .harness import folder, harness, put_file
 
@@ -127,10 +128,7 @@ def _towers() -> Iterable[bytes]:
         tower.declare(tower.hparams(kv), weights)
         for role, t in weights.items():
             w.add_tensor(role, np.full(t.ne[: rank_of(t.ne)][::-1], 0.1, np.float32))
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
+        write_all(w)
         yield (folder() / "tower.gguf").read_bytes()
 
 

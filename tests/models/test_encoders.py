@@ -20,6 +20,7 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 
 from ..conftest import shared_dir
+from ..gguf_files import write_all
 from ..hf.checkpoint import bfloat16_tensors
 
 FOLDER = shared_dir() / "golden" / "hf"
@@ -48,10 +49,7 @@ def write(path: Path, arch: str, kv: dict[str, Any], tensors: dict[str, Array]) 
     for name, a in tensors.items():
         w.add_tensor(name, np.ascontiguousarray(a))
     w.add_tokenizer_model("none")
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
 
 
 def convert_t5(name: str, path: Path) -> None:

@@ -29,6 +29,7 @@ from pyggml.llm.tower import LoadedTower, open_tower_of
 from pyggml.sched import Scheduler
 
 from ..conftest import shared_dir
+from ..gguf_files import write_all
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -310,10 +311,7 @@ def changed(path: Path, to: Path, kv: dict[str, Any] | None = None, drop: str = 
     for t in reader.tensors:
         if t.name != drop:
             writer.add_tensor(t.name, t.data[:1].copy() if t.name == cut else t.data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return to
 
 

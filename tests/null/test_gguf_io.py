@@ -22,6 +22,8 @@ from pyggml.gguf_io import read as gguf_io
 from pyggml.gguf_io.keys import Keys
 from pyggml.gguf_io.read import GGUFFile, lock_memory, open_gguf, with_overrides
 
+from ..gguf_files import write_all
+
 RNG = np.random.default_rng(1)
 A = RNG.standard_normal((3, 5, 32), dtype=np.float32)
 B = RNG.standard_normal((4, 64), dtype=np.float32)
@@ -50,10 +52,7 @@ def write(path: Path, alignment: int | None = None, endian: GGUFEndian = GGUFEnd
     w.add_tensor("a", A)
     w.add_tensor("b.f16", B.astype(np.float16))
     w.add_tensor("c.q8", quants.quantize(B, GGMLQuantizationType.Q8_0), raw_dtype=GGMLQuantizationType.Q8_0)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path
 
 

@@ -22,10 +22,15 @@ static inline r16_quad r16_quad_of(const r16_columns *c, const r16_product *p, r
   return g;
 }
 
-// x[0..n) = elements k.. of column j of them; those that the column lacks are zeros.
-static inline void r16_get(float *x, const r16_product *p, const r16_quad *g, int64_t j, int64_t k, int64_t n) {
-  const int64_t there = PG_MIN(n, p->b->ne[0] - k);
-  pg_get_f32(x, p->b, g->column[j], k, there);
+// x[0..n) = elements k.. of the row of `t` that starts at `row`; those that the row lacks are zeros.
+PG_INLINE void r16_get_row(float *x, const pg_tensor *t, const char *row, int64_t k, int64_t n) {
+  const int64_t there = PG_MIN(n, t->ne[0] - k);
+  pg_get_f32(x, t, row, k, there);
   for (int64_t i = there; i < n; i++) x[i] = 0;
+}
+
+// x[0..n) = elements k.. of column j of them, in the same way.
+static inline void r16_get(float *x, const r16_product *p, const r16_quad *g, int64_t j, int64_t k, int64_t n) {
+  r16_get_row(x, p->b, g->column[j], k, n);
   if (p->norm) pg_scale_mul(x, x, g->scale[j], p->norm + k, n);
 }

@@ -68,19 +68,9 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
   }
 }
 
-// Elements of a row of F16 or BF16: those after `there` are zeros.
-PG_INLINE void get_floats(float *x, int type, const uint16_t *row, int64_t there, int64_t n) {
-  int64_t i = 0;
-  for (; i + VF_N <= there; i += VF_N) vf_store(x + i, type == PG_F16 ? vf_load_f16(row + i) : vf_load_bf16(row + i));
-  for (; i < n; i += VF_N) {
-    const int rest = (int)PG_MAX(0, PG_MIN(VF_N, there - i));
-    const void *p = row + i;
-    vf_store(x + i, rest == 0 ? vf_zero() : type == PG_F16 ? vf_load_f16_n(p, rest) : vf_load_bf16_n(p, rest));
-  }
-}
-
 void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0), there = p->b->ne[0] - k0;
+  const pg_tensor w = {.type = p->f.type, .ne = {p->b->ne[0]}, .nb = {sizeof(uint16_t)}};
+  const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0);
   for (int64_t i = 0; i < TILE_ROWS; i += R16_QUAD) {
     int16_t four[R16_QUAD][KC];
     for (int64_t j = 0; j < R16_QUAD; j++) {
@@ -88,7 +78,7 @@ void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile,
       panel->steps[i + j] = 0;
       if (row < p->m) {
         float x[KC];
-        get_floats(x, p->f.type, (const uint16_t *)(p->w + row * p->row_bytes) + k0, PG_MIN(there, n), n);
+        r16_get_row(x, &w, p->w + row * p->row_bytes, k0, n);
         panel->steps[i + j] = put(four[j], x, n);
       } else {
         memset(four[j], 0, sizeof four[j]);

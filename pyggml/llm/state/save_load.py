@@ -208,8 +208,8 @@ def _stored(dtype: DType) -> str:
 def _pack(
     ctx: Stateful, seq: int | None, tokens: Sequence[int], model: dict[str, Any] | None = None
 ) -> list[bytes | memoryview]:
-    """The parts of a state. `model`: the description of the model; None: `_model_of` makes it. A state with another
-    description stays in this process, and has no checksum."""
+    """The parts of a state. `model`: the description of the model; None: `_model_of` makes it. A state that is given
+    one never leaves this process, so it needs no checksum."""
     arrays: list[Array] = [np.array([whole("a token", t, 0, LAST_POS, StateError) for t in tokens], np.int32)]
     n_outputs = len(ctx.logits) if seq is None else 0
     header: dict[str, Any] = {

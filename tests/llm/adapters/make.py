@@ -17,6 +17,8 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.loaded import LoadedModel
 
+from ...gguf_files import write_all
+
 Arrays = dict[str, npt.NDArray[Any]]
 IDS = [3, 5, 9, 1, 7, 4, 4, 2]
 
@@ -43,10 +45,7 @@ def write_lora(path: Path, tensors: Mapping[str, npt.NDArray[Any]], arch: str = 
             (w.add_string if isinstance(value, str) else w.add_float32)(key.replace("_", "."), value)
     for name, array in tensors.items():
         w.add_tensor(name, array)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path
 
 

@@ -14,6 +14,7 @@ from pyggml.errors import ModelError
 from pyggml.llm.adapters.control import ControlVector, control_vector, load_control_vector
 from pyggml.llm.model import load_model
 
+from ...gguf_files import write_all
 from ...tiny_model import write_gguf
 from .make import distance, fresh, logits
 
@@ -113,10 +114,7 @@ def test_what_does_not_fit(tiny: Path, vector: Any, text: str) -> None:
 def test_bad_files(tmp_path: Path, name: str, array: Any, text: str) -> None:
     w = gguf.GGUFWriter(tmp_path / "v.gguf", "controlvector")
     w.add_tensor(name, array)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     with pytest.raises(ModelError, match=text):
         load_control_vector(tmp_path / "v.gguf")
 

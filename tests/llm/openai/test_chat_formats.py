@@ -16,6 +16,7 @@ from pyggml.llama_cpp.chat_formats import NAMES
 from pyggml.llama_cpp.function_formats import FUNCTION_FORMATS
 from pyggml.llm.openai.formats import Format
 
+from ...gguf_files import write_all
 from ...tiny_model import TOKENS, write_gguf
 from .make_chat_formats import BEGIN_CALL, CHOICES, FILE, HISTORIES, NAMED, OWN_TEMPLATE
 
@@ -44,10 +45,7 @@ def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     w.add_token_list([*TOKENS, BEGIN_CALL])
     w.add_token_scores([0.0] * (len(TOKENS) + 1))
     w.add_token_types([2, 3, 3, *[6] * 256, 3])
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path
 
 

@@ -26,6 +26,7 @@ from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, Choice, file_type_name, find_mix, is_quantizable, tensor_type
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
+from ...gguf_files import write_all
 from ...tiny_model import WriteModel
 
 GOLDEN_TYPES = (
@@ -181,10 +182,7 @@ def write_imatrix(path: Path, values: dict[str, np.ndarray], counts: dict[str, l
         c = np.array(counts[name], np.float32)[:, None]
         w.add_tensor(name + ".in_sum2", (v * np.maximum(c, 0)).astype(np.float32))
         w.add_tensor(name + ".counts", c)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
+    write_all(w)
     return path
 
 
