@@ -31,6 +31,12 @@ LAST_POS = INT32_MAX - 1
 _COPIED = ("pos", "delta", "drift", "pos_max", "seq_end", "owner")
 
 
+def _within(pos: Ints, p0: int, p1: int) -> npt.NDArray[np.bool_]:
+    """Which positions are in p0 <= p < p1 (p1 < 0: to the end), and not negative."""
+    first, end = whole("p0", p0), whole("p1", p1)
+    return (pos >= min(max(first, 0), INT32_MAX)) & (pos < (INT32_MAX if end < 0 else min(end, INT32_MAX)))
+
+
 def _owners(seq: npt.NDArray[np.bool_]) -> Ints:
     """The owner of each column of `seq`, bool [n_seq_max, n], see `KVCells.owner`."""
     n = np.count_nonzero(seq, axis=0)
@@ -297,15 +303,17 @@ class KVCells:
     @at_once
     def seq_rm(self, seq_id: int, p0: int = 0, p1: int = -1) -> bool:
         """Remove the positions p0 <= p < p1 (p1 < 0: to the end) of a sequence (seq_id < 0: of all). Returns True."""
-        where = self._range(p0, p1)
         if is_negative(seq_id):
-            empty, seqs = np.flatnonzero(where), None
+            seqs = None
+            empty = np.flatnonzero(_within(self.pos, p0, p1))
         else:
-            seqs = (self._checked(seq_id),)
-            removed = np.flatnonzero(where & self.members.cells_of(seq_id))
-            empty, shared = (removed[(self.owner[removed] == SHARED) == is_shared] for is_shared in (False, True))
-            self.members.remove(seq_id, shared)
-            self.owner[shared] = _owners(self.members.of(shared))
+            seqs = (seq_id,)
+            removed = self._cells_at(seq_id, p0, p1)
+            is_shared = self.owner[removed] == SHARED
+            empty, shared = removed[~is_shared], removed[is_shared]
+            if len(shared):
+                self.members.remove(seq_id, shared)
+                self.owner[shared] = _owners(self.members.of(shared))
         self._free(empty)
         self._settle(seqs)
         if len(empty):
@@ -345,7 +353,7 @@ class KVCells:
     @at_once
     def seq_cp(self, src: int, dst: int, p0: int = 0, p1: int = -1) -> None:
         """Let the cells of sequence `src` in a range of positions belong to `dst` too; no data moves."""
-        where = np.flatnonzero(self.members.cells_of(self._checked(src)) & self._range(p0, p1))
+        where = self._cells_at(src, p0, p1)
         self.members.add(self._checked(dst), where)
         self.owner[where] = _owners(self.members.of(where))
         self._settle((dst,))
@@ -376,7 +384,7 @@ class KVCells:
         delta = whole("seq_add: delta", delta, -INT32_MAX, INT32_MAX)
         if delta == 0:
             return
-        where = np.flatnonzero(self.members.cells_of(self._checked(seq_id)) & self._range(p0, p1))
+        where = self._cells_at(seq_id, p0, p1)
         freed = self._move(where, self.pos[where].astype(np.int64) + delta)
         self.head = int(freed[0]) if len(freed) else 0
 
@@ -389,7 +397,7 @@ class KVCells:
             raise GGMLError(f"seq_div: the divisor must be at least 1, not {d}")
         if d == 1:
             return
-        where = np.flatnonzero(self.members.cells_of(self._checked(seq_id)) & self._range(p0, p1))
+        where = self._cells_at(seq_id, p0, p1)
         self._move(where, self.pos[where].astype(np.int64) // d)
 
     @at_once
@@ -439,12 +447,10 @@ class KVCells:
     def _checked(self, seq_id: int) -> int:
         return checked_seq(seq_id, self.n_seq_max)
 
-    def _range(self, p0: int, p1: int) -> npt.NDArray[np.bool_]:
-        """Cells in use whose position is in p0 <= p < p1."""
-        first, end = whole("p0", p0), whole("p1", p1)
-        return (self.pos >= min(max(first, 0), INT32_MAX)) & (
-            self.pos < (INT32_MAX if end < 0 else min(end, INT32_MAX))
-        )
+    def _cells_at(self, seq_id: int, p0: int, p1: int) -> npt.NDArray[Any]:
+        """The cells of a sequence whose position is in p0 <= p < p1."""
+        cells = self._cells_of(self._checked(seq_id))
+        return cells[_within(self.pos[cells], p0, p1)]
 
     def _free(self, cells: npt.NDArray[Any]) -> None:
         self.pos[cells] = -1
@@ -454,9 +460,9 @@ class KVCells:
 
     def _settle(self, seqs: Sequence[int] | None = None) -> None:
         """Bring the counts up to date after cells of some sequences (None: all) were taken or freed."""
-        taken = np.flatnonzero(self.pos >= 0)
-        self.used = len(taken)
-        self.end = int(taken[-1]) + 1 if len(taken) else 0
+        taken = self.pos >= 0
+        self.used = int(np.count_nonzero(taken))
+        self.end = taken.tobytes().rfind(1) + 1  # a tenth of the time of NumPy's ways, in large caches
         self.version += 1
         for s in range(self.n_seq_max) if seqs is None else seqs:
             cells = self._cells_of(s)

@@ -30,7 +30,9 @@ def check_memory(size: int, what: str) -> None:
 
 def check_free_memory(size: int, what: str) -> None:
     """Raises AllocError when `what` needs more bytes than the machine has free (on macOS: than it has), see
-    `check_memory`."""
+    `check_memory`. Less than 1 MiB is never refused: asking the system takes longer than filling it."""
+    if size < 1 << 20:
+        return
     check_memory(size, what)
     free = free_memory()
     if free is not None and size > free:

@@ -28,6 +28,36 @@ _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that
 _IDLE = 1.0  # seconds without a request after which a connection may make room for another one
 
 
+class _Gathering:
+    """A transport whose writes of one turn of the event loop leave together. Sending takes as long as making several
+    events of a stream, and an answer has a head, events, and an end."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._loop = transport, asyncio.get_running_loop()
+        self._parts: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._send)
+        self._parts.append(data)
+
+    def write_eof(self) -> None:
+        self._send()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        parts, self._parts = self._parts, []
+        if parts:
+            self._transport.write(b"".join(parts))
+
+
 class Connection(H11Protocol):
     """uvicorn's connection, with limits: `check` is to be called about once a second, from the event loop.
 
@@ -45,7 +75,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take the client in, if there is room."""
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, _Gathering(transport)))
         if len(self.connections) <= room():
             return
         here = [c for c in self.connections if isinstance(c, Connection) and not c.transport.is_closing()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class Answering:
 
     def __init__(self, generations: Sequence[Generation], thread: EngineThread) -> None:
         self.generations, self._thread = generations, thread
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._n_left = len(generations)
         self.at_end: Callable[[], object] = lambda: None
@@ -66,18 +66,29 @@ class Answering:
         if self._n_left:
             self._thread.cancel(self)
 
-    def put(self, items: Sequence[_Item]) -> None:
-        """Called by the thread: hand items over to the event loop."""
-        with suppress(RuntimeError):  # the loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(self._put, items)
-
     def put_progress(self, i: int, n_done: int, n: int) -> None:
         """Called by the thread: a part of prompt `i` is evaluated."""
-        self.put([(i, _PROGRESS)])
+        _hand_over({self: [(i, _PROGRESS)]})
 
-    def _put(self, items: Sequence[_Item]) -> None:
+    def take(self, items: Sequence[_Item]) -> None:
+        """Called by the event loop: what the thread has found."""
         for item in items:
             self._queue.put_nowait(item)
+
+
+def _hand_over(found: Mapping[Answering, Sequence[_Item]]) -> None:
+    """Called by the thread: give each request its items, and wake each event loop up once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Answering, Sequence[_Item]]]] = {}
+    for answering, items in found.items():
+        by_loop.setdefault(answering.loop, []).append((answering, items))
+
+    def take(parts: Sequence[tuple[Answering, Sequence[_Item]]]) -> None:
+        for answering, items in parts:
+            answering.take(items)
+
+    for loop, parts in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed: nobody listens
+            loop.call_soon_threadsafe(take, parts)
 
 
 @dataclass
@@ -220,7 +231,7 @@ class EngineThread:
                         job.future.set_exception(e)
 
     def _step(self, engine: Engine) -> None:
-        """Evaluate a batch, and send what it gave: to each request at once, so that an event loop wakes up once."""
+        """Evaluate a batch, and hand over what it gave."""
         found: dict[Answering, list[_Item]] = {}
         busy = [slot.generation for slot in engine.slots if not slot.ended]
         self.counts.n_steps += bool(busy)
@@ -240,8 +251,7 @@ class EngineThread:
                 answering, i = self._close(g)
                 none = [(i, Token("", -1, finish_reason=g.finish_reason))] if g.n_predict == 0 else []
                 found.setdefault(answering, []).extend([*none, (i, None)])
-        for answering, items in found.items():
-            answering.put(items)
+        _hand_over(found)
 
     def _begin(self, answering: Answering) -> None:
         for i, g in enumerate(answering.generations):
@@ -259,7 +269,7 @@ class EngineThread:
     def _failed(self, g: Generation, e: Exception) -> None:
         if g in self._open:
             answering, i = self._close(g)
-            answering.put([(i, of_generation(e))])
+            _hand_over({answering: [(i, of_generation(e))]})
 
     def _close(self, g: Generation) -> tuple[Answering, int]:
         counts, t = self.counts, g.timings
@@ -289,7 +299,7 @@ class EngineThread:
             if self.engine is not None:
                 self.engine.cancel(g)
             answering, i = self._close(g)
-            answering.put([(i, stopping())])
+            _hand_over({answering: [(i, stopping())]})
         for job in self._jobs:
             if job.future.set_running_or_notify_cancel():
                 job.future.set_exception(stopping())

@@ -116,7 +116,7 @@ async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
 class EventStream(Response):
     """Server-sent events, as `events` gives them. They end when the client has left, or takes nothing for `timeout`
     seconds; `close` is called when they end in any way. When nothing was sent for `ping` seconds (if positive), a
-    comment is. `failed` makes the event of an error."""
+    comment is. `failed` makes the event of an error. The head of the answer leaves with the first event."""
 
     def __init__(
         self,
@@ -132,13 +132,12 @@ class EventStream(Response):
         self._events, self._close, self._failed = events, close, failed
         self._ping, self._timeout = ping, timeout
         self._last, self._is_sending = monotonic(), False  # when a part was sent, and whether it is still under way
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send everything."""
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         tasks: list[asyncio.Future[None]] = []
         try:
-            await send(start)
             work = (self._write(send), _gone(receive), self._watch(send))
             tasks = [asyncio.ensure_future(w) for w in work]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -154,11 +153,14 @@ class EventStream(Response):
             return
         except Exception as e:
             await self._send(send, self._failed(of_generation(e)))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(send, b"", False)
 
-    async def _send(self, send: Send, data: bytes) -> None:
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         self._last, self._is_sending = monotonic(), True
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
         self._is_sending = False
 
     async def _watch(self, send: Send) -> None:

@@ -91,6 +91,12 @@ class Slot:
         """Prompt and continuation, of which the first `n_done` tokens are evaluated; see `Generation.keys`."""
         return [*self.generation.keys, *self.generation.ids]
 
+    def n_alike(self, tokens: list[int]) -> int:
+        """How many tokens the text begins with as `tokens` does."""
+        keys = self.generation.keys
+        n = common_prefix(keys if isinstance(keys, list) else list(keys), tokens)
+        return n if n < len(keys) else n + common_prefix(self.generation.ids, tokens[n:])
+
     @property
     def n_held(self) -> int:
         """How many tokens of the text its sequence holds at their own positions, where other texts can share them."""
@@ -245,7 +251,7 @@ class Engine:
         prompt, key = list(g.keys[:-1]), adapters_key(g)
         source, n, snapshot = None, 0, None
         if g.reuses and not g.source:
-            alike = [common_prefix(prompt, s.text) if s.key == key else 0 for s in self.slots]
+            alike = [s.n_alike(prompt) if s.key == key else 0 for s in self.slots]
             usable = [self._usable(seq, k, free) for seq, k in enumerate(alike)]
             n = max(usable, default=0)
             source = usable.index(n) if n else None
@@ -296,7 +302,7 @@ class Engine:
         if not slot.generation.reuses or moved or lost < max(_WORTH_KEEPING, len(held) / 2):
             return
         others = [s for i, s in enumerate(self.slots) if i != seq and s.key == slot.key and s.n_held >= len(held)]
-        if not any(s.text[: len(held)] == held for s in others):
+        if not any(s.n_alike(held) == len(held) for s in others):
             self._snapshots.keep(slot.key, held, seq)
 
     def _filled(self, g: Generation, seq: int, source: int | None, snapshot: Snapshot | None, n: int) -> int:
