@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from pyggml.buffers.buffer import check_free_memory
@@ -27,6 +28,7 @@ class Snapshot:
     data: bytes = field(repr=False)
     is_checkpoint: bool
     worth: float = 0.0
+    last_use: int = 0  # the number of the use of any snapshot that was the last of this one
 
 
 class Snapshots:
@@ -42,11 +44,15 @@ class Snapshots:
         self.nbytes = 0  # of all snapshots
         self._sorted: dict[Hashable, list[Snapshot]] = {}  # those of a key, by their tokens: those alike are neighbours
         self._floor = 0.0  # the worth of what was dropped last: what is kept or used now counts above it
+        self._n_uses = 0
+        self._by_use: dict[int, Snapshot] = {}  # all snapshots, by `last_use`
+        self._by_worth: list[tuple[float, int]] = []  # a heap of (worth, last_use); some are of earlier uses
+        self._marks: list[Snapshot] = []  # the checkpoints
 
     @property
     def kept(self) -> list[Snapshot]:
         """All snapshots."""
-        return [s for alike in self._sorted.values() for s in alike]
+        return [*self._by_use.values()]
 
     @property
     def checkpoints(self) -> bool:
@@ -80,9 +86,9 @@ class Snapshots:
         insort(self._sorted.setdefault(key, []), new, key=_tokens)
         self.nbytes += len(data)
         if is_checkpoint:
-            marks = [s for s in self.kept if s.is_checkpoint]
-            if len(marks) > self._n_checkpoints:
-                self._drop(min(marks, key=_worth))
+            self._marks.append(new)
+            if len(self._marks) > self._n_checkpoints:
+                self._drop(min(self._marks, key=_worth))
 
     def find(self, key: Hashable, prompt: Sequence[int]) -> tuple[Snapshot | None, int]:
         """The snapshot that has most of the beginning of a prompt, and how many tokens of it are used; (None, 0) when
@@ -96,13 +102,15 @@ class Snapshots:
         return (found, n) if n else (None, 0)
 
     def restore(self, snapshot: Snapshot, seq: int) -> bool:
-        """Put a snapshot in the place of what sequence `seq` holds. False, with `seq` empty, when that cannot be."""
+        """Put a snapshot, which may be dropped by now, in the place of what sequence `seq` holds. False, with `seq`
+        empty, when that cannot be."""
         try:
             load_own_seq(self._ctx, snapshot.data, seq)
         except (GGMLError, MemoryError):
             self._ctx.memory.seq_rm(seq)
             return False
-        self._use(snapshot)
+        if self._by_use.get(snapshot.last_use) is snapshot:
+            self._use(snapshot)
         return True
 
     def copy(self, source: int, seq: int) -> bool:
@@ -138,8 +146,25 @@ class Snapshots:
             (common_prefix(s.tokens, o.tokens) for o in self._near(s.key, s.tokens) if o is not s), default=0
         )
         s.worth = self._floor + (len(s.tokens) - n_shared) / len(s.data)
+        self._by_use.pop(s.last_use, None)
+        self._n_uses += 1
+        s.last_use = self._n_uses
+        self._by_use[s.last_use] = s
+        heappush(self._by_worth, (s.worth, s.last_use))
+        if len(self._by_worth) > 2 * len(self._by_use) + 64:
+            self._by_worth = [(s.worth, use) for use, s in self._by_use.items()]
+            heapify(self._by_worth)
+
+    def _least(self) -> Snapshot:
+        """The snapshot that is worth least. There is one."""
+        while (least := self._by_use.get(self._by_worth[0][1])) is None:
+            heappop(self._by_worth)
+        return least
 
     def _remove(self, s: Snapshot) -> None:
+        del self._by_use[s.last_use]
+        if s.is_checkpoint:
+            self._marks.remove(s)
         alike = self._sorted[s.key]
         del alike[bisect_left(alike, s.tokens, key=_tokens)]
         if not alike:
@@ -152,7 +177,7 @@ class Snapshots:
 
     def _make_room(self, n: int) -> None:
         while self.nbytes and self.nbytes + n > self.n_bytes and n <= self.n_bytes:
-            self._drop(min(self.kept, key=_worth))
+            self._drop(self._least())
 
     def _size(self, seq: int) -> int:
         """About how many bytes a snapshot of a sequence has."""

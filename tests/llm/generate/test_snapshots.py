@@ -52,6 +52,34 @@ def test_what_is_found(keeps_all: bool, kept: list[list[int]], asked: list[list[
         assert s.worth == (len(s.tokens) - max(others, default=0)) / 5
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 40), st.booleans()), max_size=200))
+def test_the_least_worth_is_dropped(asked: list[tuple[int, int, bool]]) -> None:
+    store = empty(False, 20 * 5000)
+    with mock.patch.object(snapshots, "own_seq_bytes", return_value=b"x" * 5000):
+        for first, n, is_checkpoint in asked:
+            before = {s: s.worth for s in store.kept}
+            store.keep(None, [first] * n, 0, is_checkpoint)
+            gone = [s for s in before if s not in store.kept]
+            if gone and not is_checkpoint:
+                assert [s.worth for s in gone] == [min(before.values())]
+            assert sorted(map(id, store._marks)) == sorted(id(s) for s in store.kept if s.is_checkpoint)  # pyright: ignore[reportPrivateUsage]
+            assert len(store._by_worth) <= 2 * len(store.kept) + 65  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_dropped_snapshot_is_restored() -> None:
+    store = empty(True, 5000)
+    with mock.patch.object(snapshots, "own_seq_bytes", return_value=b"x" * 5000):
+        store.keep(None, [1] * 30, 0)
+        found, _ = store.find(None, [1] * 40)
+        store.keep(None, [2] * 40, 0)  # takes its place
+        assert found is not None and found not in store.kept
+        with mock.patch.object(snapshots, "load_own_seq") as load:
+            assert store.restore(found, 3) and load.call_args.args[1:] == (found.data, 3)
+        assert [s.tokens[0] for s in store.kept] == [2]
+        store.keep(None, [3] * 50, 0)
+    assert [s.tokens[0] for s in store.kept] == [3] and store.nbytes == 5000
+
+
 def test_what_is_dropped() -> None:
     store = empty(True, 3 * 5000)
     with mock.patch.object(snapshots, "own_seq_bytes", return_value=b"x" * 5000):
