@@ -67,15 +67,15 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
 }
 
 // A panel times nt columns, over a run.
-PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, target t) {
+PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *x, const target *t) {
   const int n = k.units && k.halves == 1 ? R16_QUARTETS : R16_PART_QUARTETS; // of a dot
   const int step = k.units ? k.halves : 1;                                   // dots that have the same factors
   const r16_fetch fetch = w->next;
   fetching at = fetching_of(&fetch);
-  const r16_numbers *of = x.numbers;
+  const r16_numbers *of = x->numbers;
   codes code = (codes)w->codes;
   ints less = (ints)w->less, whole = (ints)w->whole;
-  bytes byte = (bytes)x.bytes;
+  bytes byte = (bytes)x->bytes;
   const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
   const float(*x_sums)[R16_WIDTH] = of->sums[k.halves == 1];
   const int32_t(*factors)[R16_WIDTH] = of->factors;
@@ -116,8 +116,8 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, targ
       UNROLL for (int j = 0; j < nt; j++) vf_store(acc[j][i], vf_fma(vf_of_vi(sum[j][i]), by, vf_load(acc[j][i])));
     }
   }
-  EACH_SUM vf_store(t.to + j * t.ld + i * VF_N,
-                    vf_fma(vf_load(acc[j][i]), vf_set1(of->steps[j]), vf_load(t.before[j] + i * VF_N)));
+  EACH_SUM vf_store(t->to + j * t->ld + i * VF_N,
+                    vf_fma(vf_load(acc[j][i]), vf_set1(of->steps[j]), vf_load(t->before[j] + i * VF_N)));
 }
 
 // The kinds of tiles: number, units, halves, run.
@@ -140,7 +140,7 @@ enum { N_KINDS = 7 };
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt, n, units, halves, run)                                                                                \
-  static __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, r16_byte_columns x, target t) {            \
+  static __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) {            \
     tile(nt, (kind){units, halves, run}, w, x, t);                                                                     \
   }
 #define X(nt) KINDS(TILE, nt)
@@ -149,7 +149,7 @@ EACH(X)
 
 #define AT(nt, n, units, halves, run) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
-static void (*const tiles[N_KINDS][NT])(const r16_panel *w, r16_byte_columns x, target t) = {EACH(X)};
+static void (*const tiles[N_KINDS][NT])(const r16_panel *w, const r16_byte_columns *x, const target *t) = {EACH(X)};
 #undef X
 
 int R16_INT8_FN(r16_kind_of)(r16_format f) {
@@ -174,6 +174,7 @@ void R16_INT8_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int e = 0; e < TILE_ROWS; e += 16) __builtin_prefetch(before[j] + e);
 
-  tiles[w->kind][n - 1](w, r16_bytes_at(c, group, strip), (target){to, ld, before ? before : nothing});
-  w->next = r16_no_fetch(w);
+  const r16_byte_columns x = r16_bytes_at(c, group, strip);
+  tiles[w->kind][n - 1](w, &x, &(target){to, ld, before ? before : nothing});
+  r16_stop_fetch(&w->next, w);
 }
