@@ -19,7 +19,7 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
   static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const int16_t *x, const float *steps,            \
-                                                  int64_t pairs, const target *t) {                                           \
+                                                  int64_t pairs, const target *t) {                                    \
     tile(nt, w, x, steps, pairs, t);                                                                                   \
   }
 EACH_NT(TILE)

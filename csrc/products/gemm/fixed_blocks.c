@@ -54,7 +54,9 @@ PG_INLINE void tile(int nt, const r16_panel *w, const r16_run *columns, const ta
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
-  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const r16_run *columns, const target *t) { tile(nt, w, columns, t); }
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const r16_run *columns, const target *t) {       \
+    tile(nt, w, columns, t);                                                                                           \
+  }
 EACH_NT(TILE)
 
 #define X(nt) tile_##nt,
@@ -94,8 +96,9 @@ void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share s
       const int64_t column = share.column + j;
       float x[KC];
       if (j < g.n) r16_get(x, p, &g, j, k0, n);
-      const r16_step step = j >= g.n ? (r16_step){0, 0} : p->fast   ? r16_rounded(x, n, r16_rounds_units(p->f))
-                            : r16_step_of(x, n);
+      const r16_step step = j >= g.n  ? (r16_step){0, 0}
+                            : p->fast ? r16_rounded(x, n, r16_rounds_units(p->f))
+                                      : r16_step_of(x, n);
       to.steps[column] = step.d;
       if (step.inv == 0) {
         memset(four[j], 0, sizeof four[j]);

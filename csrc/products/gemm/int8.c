@@ -15,6 +15,11 @@ typedef const uint8_t (*bytes)[R16_WIDTH][4];
 typedef const int8_t (*codes)[TILE_ROWS][4];
 typedef const int32_t (*ints)[TILE_ROWS];
 
+// Quartets of a dot. With VNNI these are few: a chain of eight instructions would wait for itself. So two dots with the
+// same scale are joined before they are multiplied with it.
+PG_INLINE int dot_quartets(kind k) { return VF_N < 16 && k.units && k.halves == 1 ? R16_QUARTETS : R16_PART_QUARTETS; }
+PG_INLINE int joins(kind k) { return VF_N == 16 && k.units && k.halves == 1; }
+
 PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
 // What a dot is multiplied with first: the integer scale of its rows, or the factors of its columns.
@@ -31,7 +36,7 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
     UNROLL for (int j = 0; j < nt; j++) dots[j][i] = first;
   }
   UNROLL for (int p = 0; p < n; p++) {
-    if (p % 2 == 0) fetch_two(fetch, at);
+    fetch_two(fetch, at);
     vi v[TILE_VECTORS];
     UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(w[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
@@ -42,6 +47,7 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
       }
     }
   }
+  if (joins(k)) return;
   EACH_SUM dots[j][i] = vi_mul(dots[j][i], first_factor(k, whole, factors, j, i));
 #else
   vi words[NT][TILE_VECTORS];
@@ -68,8 +74,8 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
 
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *x, const target *t) {
-  const int n = k.units && k.halves == 1 ? R16_QUARTETS : R16_PART_QUARTETS; // of a dot
-  const int step = k.units ? k.halves : 1;                                   // dots that have the same factors
+  const int n = dot_quartets(k), step = R16_QUARTETS / n / (k.units ? 1 : k.halves); // of a unit, or a sum
+  const int64_t n_steps = k.units ? w->sum_units : 1;
   const r16_fetch fetch = w->next;
   fetching at = fetching_of(&fetch);
   const r16_numbers *of = x->numbers;
@@ -79,14 +85,13 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
   const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
   const float(*x_sums)[R16_WIDTH] = of->sums[k.halves == 1];
   const int32_t(*factors)[R16_WIDTH] = of->factors;
-  _Alignas(64) float room[NT][TILE_VECTORS][VF_N];
-  float(*acc)[TILE_VECTORS][VF_N] = room;
-  __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
-  EACH_SUM vf_store(acc[j][i], vf_zero());
+  vf room[NT][TILE_VECTORS], (*acc)[TILE_VECTORS] = room;
+  if (k.units || VF_N < 16) __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
+  EACH_SUM acc[j][i] = vf_zero();
   for (int64_t e = 0; e < w->n_sums; e++, scale++) {
     if (w->n_shifts) {
       vf v[NT][TILE_VECTORS];
-      EACH_SUM v[j][i] = vf_load(acc[j][i]);
+      EACH_SUM v[j][i] = acc[j][i];
       for (int64_t s = 0; s < w->n_shifts; s++, shift++, x_sums++) {
         vf by[TILE_VECTORS];
         UNROLL for (int i = 0; i < TILE_VECTORS; i++) by[i] = vf_load(shift[0] + i * VF_N);
@@ -95,34 +100,47 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
           UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[j][i] = vf_fma(by[i], b, v[j][i]);
         }
       }
-      EACH_SUM vf_store(acc[j][i], v[j][i]);
+      EACH_SUM acc[j][i] = v[j][i];
     }
     IN_ORDER;
     vi sum[NT][TILE_VECTORS];
     EACH_SUM sum[j][i] = vi_zero();
-    for (int64_t d = 0; d < w->sum_dots; d += step, factors++) {
+    for (int64_t d = 0; d < n_steps; d++) {
       vi unit[NT][TILE_VECTORS];
-      UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.run, whole += k.units) {
+      UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.run) {
         vi dots[NT][TILE_VECTORS];
         dot(nt, k, n, code, less, whole[0], byte, factors[0], &fetch, &at, dots);
         EACH_SUM unit[j][i] = h ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
         IN_ORDER;
+        if (!k.units)
+          factors++;
+        else if (!joins(k))
+          whole++;
       }
-      EACH_SUM sum[j][i] = vi_add(sum[j][i], k.units ? vi_mul(unit[j][i], vi_set1(factors[0][j])) : unit[j][i]);
+      if (joins(k)) {
+        EACH_SUM unit[j][i] = vi_mul(unit[j][i], first_factor(k, whole[0], NULL, j, i));
+        whole++;
+      }
+      if (!k.units) {
+        EACH_SUM sum[j][i] = unit[j][i];
+        continue;
+      }
+      EACH_SUM sum[j][i] = vi_add(sum[j][i], vi_mul(unit[j][i], vi_set1(factors[0][j])));
+      factors++;
     }
     IN_ORDER;
     UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
       const vf by = vf_load(scale[0] + i * VF_N);
-      UNROLL for (int j = 0; j < nt; j++) vf_store(acc[j][i], vf_fma(vf_of_vi(sum[j][i]), by, vf_load(acc[j][i])));
+      UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(vf_of_vi(sum[j][i]), by, acc[j][i]);
     }
   }
   EACH_SUM vf_store(t->to + j * t->ld + i * VF_N,
-                    vf_fma(vf_load(acc[j][i]), vf_set1(of->steps[j]), vf_load(t->before[j] + i * VF_N)));
+                    vf_fma(acc[j][i], vf_set1(of->steps[j]), vf_load(t->before[j] + i * VF_N)));
 }
 
 // The kinds of tiles: number, units, halves, run.
 #if defined(__AVX512VNNI__)
-#define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 8) X(nt, 3, 1, 2, 4)
+#define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 2, 4)
 enum { N_KINDS = 4 };
 #else
 #define KINDS(X, nt)                                                                                                   \
@@ -132,15 +150,12 @@ enum { N_KINDS = 7 };
 #endif
 
 // A function for each number of columns, so that missing columns cost nothing.
-#if VF_N == 16
-#define EACH(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#else
 #define EACH(X) X(1) X(2) X(3) X(4)
-#endif
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt, n, units, halves, run)                                                                                \
-  static __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) {            \
+  static                                                                                                               \
+      __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) { \
     tile(nt, (kind){units, halves, run}, w, x, t);                                                                     \
   }
 #define X(nt) KINDS(TILE, nt)

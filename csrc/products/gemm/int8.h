@@ -8,7 +8,7 @@
 
 enum {
   KC = R16_RUN, // elements of a strip
-  NT = VF_N == 16 ? 6 : 4, // columns of a tile: their sums stay in registers
+  NT = 4,       // columns of a tile: one quad, whose sums stay in registers
   TILE_VECTORS = 2,
   TILE_ROWS = TILE_VECTORS * VF_N,
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
@@ -22,16 +22,12 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 
 PG_INLINE int64_t r16_strip(const r16_product *p) { return KC; }
 
-// Quartets of a dot: its codes have the same scale, and its bytes the same factor.
-PG_INLINE int r16_dot_quartets(r16_format f) {
-  return r16_rounds_units(f) && r16_halves(f) == 1 ? R16_QUARTETS : R16_PART_QUARTETS;
-}
-
-// How many of them have products, of codes less their offset with bytes, whose sums fit 16 bits: a power of two. 0 when
-// those of one quartet, with bytes to which 128 was added, may not fit. With VNNI all that is summed has 32 bits.
+// How many quartets that share a scale and a factor have products, of codes less their offset with bytes, whose sums
+// fit 16 bits: a power of two. 0 when those of one quartet, with bytes to which 128 was added, may not fit. With VNNI
+// all that is summed has 32 bits.
 PG_INLINE int r16_run_of(r16_format f) {
 #if defined(__AVX512VNNI__)
-  return r16_dot_quartets(f);
+  return R16_PART_QUARTETS;
 #else
   switch (f.table) {
   case R16_IQ2:     // up to 43
@@ -41,8 +37,9 @@ PG_INLINE int r16_run_of(r16_format f) {
     return 0;
   case R16_PLAIN:
     if (f.codes == R16_BYTES) return 0;
-    return f.codes == R16_NIBBLES || f.codes == R16_CRUMBS ? r16_dot_quartets(f) : R16_PART_QUARTETS; // up to 15
-  default: // up to 32
+    if (f.codes != R16_NIBBLES && f.codes != R16_CRUMBS) return R16_PART_QUARTETS;       // up to 32
+    return r16_rounds_units(f) && r16_halves(f) == 1 ? R16_QUARTETS : R16_PART_QUARTETS; // up to 15
+  default:                                                                               // up to 32
     return R16_PART_QUARTETS;
   }
 #endif
@@ -57,8 +54,8 @@ typedef struct r16_panel {
   int32_t less[2 * R16_PARTS][TILE_ROWS];
   float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS];
   int32_t whole[R16_PARTS][TILE_ROWS];
-  int kind;                           // how dots become sums (int8.c)
-  int64_t n_sums, sum_dots, n_shifts; // sums; dots, and shifts, of a sum
+  int kind;                            // how dots become sums (int8.c)
+  int64_t n_sums, sum_units, n_shifts; // sums; units, and shifts, of a sum
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 

@@ -70,7 +70,7 @@ void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t 
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
   panel->kind = R16_INT8_FN(r16_kind_of)(p->f);
   panel->n_sums = nk / elements;
-  panel->sum_dots = elements / (4 * r16_dot_quartets(p->f));
+  panel->sum_units = r16_sum_units(p->f);
   panel->n_shifts = shift ? elements / shift : 0;
   uint8_t own[UNITS * R16_UNIT_MAX];
   for (int j = 0; j < TILE_GROUPS; j++) {

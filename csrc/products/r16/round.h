@@ -31,8 +31,8 @@ PG_INLINE vf other_part(vf v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2)
 
 // Choose the rounding of a run x[0..n), whole units, in which each part becomes one factor times integers from -127 to
 // 127; with `units` both parts of a unit have the same factor. It is that with the least error of the R16_TRIED
-// smallest. x has room for R16_RUN elements, and is multiplied by `inv` of the result, which is that of r16_step_of with
-// more room; when it is 0, nothing else is set.
+// smallest. x has room for R16_RUN elements, and is multiplied by `inv` of the result, which is that of r16_step_of
+// with more room; when it is 0, nothing else is set.
 PG_INLINE r16_step r16_round(float *x, int64_t n, int units, r16_rounding *r) {
   r16_step step = r16_step_of(x, n);
   if (step.inv == 0) return step;
