@@ -9,14 +9,12 @@
 // may claim it as if it were IDLE. FIRST_CLAIM and greater: it takes part in every step, beginning with `from`. Each
 // claim has another number, so that a worker notices when it was let go and claimed again.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
-enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: longer than Python's part of a token
-enum { LATE_NS = 1000000 }; // waking up takes less than this; a time slice of another process takes more
-enum { REST_NS = 4000000 }; // half of the first rest; each further rest is twice as long ...
-enum { MOST_RESTS = 7 };    // ... up to this many times
-enum {
-  STEADY_NS = 32000000
-};                    // a worker that keeps up for so long within a run has its CPU again: its rests become fewer
-enum { LOOK_AT = 8 }; // the CPU time is looked up for at most this many late workers
+enum { AWAKE_NS = 500000 };    // how long a worker stays awake between two runs: longer than Python's part of a token
+enum { LATE_NS = 1000000 };    // waking up takes less than this; a time slice of another process takes more
+enum { REST_NS = 4000000 };    // half of the first rest; each further rest is twice as long ...
+enum { MOST_RESTS = 7 };       // ... up to this many times
+enum { STEADY_NS = 32000000 }; // a worker that keeps up for so long in a run has its CPU: its rests become shorter
+enum { LOOK_AT = 8 };          // the CPU time is looked up for at most this many late workers
 
 typedef struct worker {
   int32_t claim;
