@@ -1,10 +1,11 @@
 // The thread pool and executor on their own, for TSAN: shared and unshared ops, barriers inside ops, failures, growth,
-// one plan that several threads run, and when short runs stay on one thread.
+// one plan that several threads run, a worker that loses its CPU for a while, and when short runs stay on one thread.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "exec/exec.h"
+#include "os/clock.h"
 #include "os/thread.h"
 
 enum { N = 4096 };
@@ -119,6 +120,68 @@ static int together(int n_threads) {
   return n_failed || both.wrong;
 }
 
+static struct {
+  int32_t held; // the worker sleeps meanwhile, as if another process had its CPU
+  pg_thread waker;
+  int n_shared; // ops
+} lapse;
+
+static void pass(int64_t ns) {
+  for (const int64_t from = pg_now_ns(); pg_now_ns() - from < ns;) pg_thread_yield();
+}
+
+static void let_go(void *arg) {
+  (void)arg;
+  pass(5000000);
+  __atomic_store_n(&lapse.held, 0, __ATOMIC_SEQ_CST);
+  pg_os_wake_all(&lapse.held);
+}
+
+static int hold(const pg_task *t, int ith, int nth) {
+  (void)t, (void)ith, (void)nth;
+  __atomic_store_n(&lapse.held, 1, __ATOMIC_SEQ_CST);
+  return pg_thread_begin(&lapse.waker, let_go, NULL) ? PG_E_NOMEM : PG_OK;
+}
+
+static int lose(const pg_task *t, int ith, int nth) {
+  (void)t, (void)nth;
+  if (ith) pg_sleep_while(&lapse.held, 1);
+  return PG_OK;
+}
+
+static int end_lapse(const pg_task *t, int ith, int nth) {
+  (void)t, (void)ith, (void)nth;
+  pg_thread_join(&lapse.waker);
+  return PG_OK;
+}
+
+static int share(const pg_task *t, int ith, int nth) {
+  (void)t;
+  if (ith) return PG_OK;
+  lapse.n_shared += nth == 2;
+  pass(500000);
+  return PG_OK;
+}
+
+// A worker that was late twice rests for some milliseconds, and then takes part in the same run again.
+static int rejoins(void) {
+  enum { LAPSES = 2, OPS = 3 * LAPSES + 400 };
+  pg_op ops[OPS];
+  int64_t counters[OPS];
+  pg_plan p = {.ops = ops, .n_ops = OPS, .chunks = counters};
+  memset(ops, 0, sizeof ops);
+  for (int i = 0; i < OPS; i++) {
+    int (*const parts[])(const pg_task *t, int ith, int nth) = {hold, lose, end_lapse};
+    ops[i].fn = i < 3 * LAPSES ? parts[i % 3] : share;
+    ops[i].n_threads = ops[i].fn == lose || ops[i].fn == share ? 2 : 1;
+    ops[i].task.plan = &p;
+    ops[i].task.index = i;
+  }
+  lapse.n_shared = 0;
+  pg_pool_stop(); // new workers have not been late yet
+  return pg_plan_run(&p, NULL, 2, 0) || !lapse.n_shared;
+}
+
 // Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: how much longer the
 // last half of them took than in the faster way, in parts of a thousand; -1 where most of them went the other.
 static int lost(pg_pace *p, int64_t shared_ns, int64_t alone_ns, int64_t seconds, int late) {
@@ -179,6 +242,10 @@ int main(void) {
       printf("pool_test: %d callers of one plan with %d threads: wrong numbers\n", CALLERS, n);
       return 1;
     }
+  if (rejoins()) {
+    puts("pool_test: a worker that was late stayed away");
+    return 1;
+  }
   if (run(2, 0)) return 1; // fewer threads than workers
   pg_pool_stop();
   if (run(3, 0)) return 1; // and again after a stop

@@ -17,6 +17,7 @@ typedef struct pg_team {
   int32_t n_rests;   // how often a worker was late in this run
   int32_t met;       // the leader has waited for the workers that were asleep
   int64_t began;     // when the op began
+  int64_t run_began; // when the run began
   int16_t member[PG_MAX_THREADS];
   uint64_t cpus[PG_MAX_CPUS / 64]; // of the leader, before it went to its memory node
 } pg_team;

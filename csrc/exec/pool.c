@@ -9,11 +9,12 @@
 // may claim it as if it were IDLE. FIRST_CLAIM and greater: it takes part in every step, beginning with `from`. Each
 // claim has another number, so that a worker notices when it was let go and claimed again.
 enum { ASLEEP, NAPPING, WAKING, IDLE, QUIT, FIRST_CLAIM };
-enum { AWAKE_NS = 500000 }; // how long a worker stays awake between two runs: longer than Python's part of a token
-enum { LATE_NS = 1000000 }; // waking up takes less than this; a time slice of another process takes more
-enum { REST_NS = 4000000 }; // half of the first rest; each further rest is twice as long ...
-enum { MOST_RESTS = 7 };    // ... up to this many times
-enum { LOOK_AT = 8 };       // the CPU time is looked up for at most this many late workers
+enum { AWAKE_NS = 500000 };    // how long a worker stays awake between two runs: longer than Python's part of a token
+enum { LATE_NS = 1000000 };    // waking up takes less than this; a time slice of another process takes more
+enum { REST_NS = 4000000 };    // half of the first rest; each further rest is twice as long ...
+enum { MOST_RESTS = 7 };       // ... up to this many times
+enum { STEADY_NS = 32000000 }; // a worker that keeps up for so long in a run has its CPU: its rests become shorter
+enum { LOOK_AT = 8 };          // the CPU time is looked up for at most this many late workers
 
 typedef struct worker {
   int32_t claim;
@@ -136,7 +137,7 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
   pg_lock_take(&pool.turn);
   t->n = t->late = t->met = t->n_rests = 0;
   t->wanted = (int32_t)p->n_threads - 1;
-  t->began = pg_now_ns();
+  t->began = t->run_began = pg_now_ns();
   led = t;
   pool.plan = p;
   __atomic_store_n(&pool.running, 1, __ATOMIC_SEQ_CST);
@@ -250,6 +251,7 @@ void pg_pool_wait(int32_t *word, int32_t value, int32_t *sleepers) {
 void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
   const int32_t most = (int32_t)p->ops[i].n_threads;
   if (t->n < t->wanted) {
+    t->began = pg_now_ns(); // a rest may be over by now, although the run is not
     if (most > 1 && !t->met) team_meet(t);
     team_gather(t);
   }
@@ -270,7 +272,19 @@ void pg_pool_op(pg_team *t, pg_plan *p, int64_t i) {
   if (t->late) team_dismiss(t);
 }
 
+// Let workers that have kept up for a while rest less the next time: another pool in this process may have spun for
+// some milliseconds after its own work, as OpenMP's do.
+static void team_forgive(pg_team *t) {
+  const int64_t now = pg_now_ns();
+  for (int k = 0; k < t->n; k++) {
+    worker *w = pool.worker + t->member[k];
+    const int64_t since = w->until > t->run_began ? w->until : t->run_began;
+    if (now - since > STEADY_NS) w->rests /= 2;
+  }
+}
+
 void pg_pool_end(pg_team *t) {
+  team_forgive(t);
   team_dismiss(t);
   if (pool.plan->at_home) pg_thread_stay(NULL, t->cpus);
   __atomic_store_n(&pool.running, 0, __ATOMIC_SEQ_CST);

@@ -31,10 +31,11 @@ def logits(path: Path, precision: str, n_ubatch: int = 512) -> Floats:
 
 
 @FAST
-@pytest.mark.parametrize("name", ["llama2-Q4_0", "llama2-Q4_K_M"])
-def test_logits(name: str) -> None:
-    """They are nearer to the exact ones than those of llama.cpp, which has an NMSE of 1.1e-3 and 2.7e-3."""
-    assert 1e-7 < nmse(logits(LLAMAS / f"{name}.gguf", "fast"), logits(LLAMAS / f"{name}.gguf", "exact")) < 9e-4
+@pytest.mark.parametrize("name, theirs, part", [("llama2-Q4_0", 1.1e-3, 0.6), ("llama2-Q4_K_M", 2.7e-3, 0.5)])
+def test_logits(name: str, theirs: float, part: float) -> None:
+    """Their NMSE is a part of that of llama.cpp's logits."""
+    path = LLAMAS / f"{name}.gguf"
+    assert 1e-7 < nmse(logits(path, "fast"), logits(path, "exact")) < part * theirs
 
 
 @FAST

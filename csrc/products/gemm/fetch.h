@@ -12,6 +12,13 @@ typedef struct r16_fetch {
 // No prefetch, for weights as they are stored: they are fetched when they are unpacked.
 PG_INLINE r16_fetch r16_no_fetch(const void *panel) { return (r16_fetch){.at = (const char *)panel}; }
 
+// The same for a panel whose next memory was fetched. Not by assignment, which gcc makes a copy through the stack, from
+// parts that have not arrived there: every tile would wait for it.
+PG_INLINE void r16_stop_fetch(r16_fetch *f, const void *panel) {
+  f->at = (const char *)panel;
+  f->step = f->run = f->jump = 0;
+}
+
 // The memory to prefetch next (r16_fetch), and the lines left until it jumps.
 typedef struct fetching {
   const char *next;

@@ -8,8 +8,9 @@
 _Static_assert((int)KC == (int)R16_RUN, "a strip is a run");
 
 // A panel times nt columns, over a run.
-PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
+PG_INLINE void tile(int nt, const r16_panel *w, const r16_run *columns, const target *t) {
   const r16_fetch f = w->next;
+  r16_run x = *columns;
   fetching at = fetching_of(&f);
   const int width = (nt + 3) / 4 * 4;
   _Alignas(64) float room[NT][TILE_VECTORS][VF_N];
@@ -48,16 +49,18 @@ PG_INLINE void tile(int nt, const r16_panel *w, r16_run x, target t) {
     }
   }
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) vf_store(
-      t.to + j * t.ld + i * VF_N, vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t.before[j] + i * VF_N)));
+      t->to + j * t->ld + i * VF_N, vf_fma(vf_load(acc[j][i]), vf_set1(x.steps[j]), vf_load(t->before[j] + i * VF_N)));
 }
 
 // They are not inlined: in a larger function the sums would not stay in registers.
 #define TILE(nt)                                                                                                       \
-  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, r16_run x, target t) { tile(nt, w, x, t); }
+  static __attribute__((noinline)) void tile_##nt(const r16_panel *w, const r16_run *columns, const target *t) {       \
+    tile(nt, w, columns, t);                                                                                           \
+  }
 EACH_NT(TILE)
 
 #define X(nt) tile_##nt,
-static void (*const tiles[NT])(const r16_panel *w, r16_run x, target t) = {EACH_NT(X)};
+static void (*const tiles[NT])(const r16_panel *w, const r16_run *columns, const target *t) = {EACH_NT(X)};
 #undef X
 
 static const r16_totals nothing;
@@ -68,7 +71,7 @@ void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, co
   const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int i = 0; i < TILE_ROWS; i += 16) __builtin_prefetch(before[j] + i);
-  tiles[n - 1](w, x, (target){to, ld, before ? before : nothing});
+  tiles[n - 1](w, &x, &(target){to, ld, before ? before : nothing});
 }
 
 // The sum of 16 integers.
@@ -93,7 +96,9 @@ void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share s
       const int64_t column = share.column + j;
       float x[KC];
       if (j < g.n) r16_get(x, p, &g, j, k0, n);
-      const r16_step step = j >= g.n ? (r16_step){0, 0} : p->fast ? r16_rounded(x, n) : r16_step_of(x, n);
+      const r16_step step = j >= g.n  ? (r16_step){0, 0}
+                            : p->fast ? r16_rounded(x, n, r16_rounds_units(p->f))
+                                      : r16_step_of(x, n);
       to.steps[column] = step.d;
       if (step.inv == 0) {
         memset(four[j], 0, sizeof four[j]);

@@ -5,7 +5,8 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 
-// The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart.
+// The place of a tile's results, whose columns lie `ld` apart; and the sums before them, if any, TILE_ROWS apart. Tiles
+// take its address: copied as an argument, by vectors, it would have to wait for its parts.
 typedef struct target {
   float *to;
   int64_t ld;

@@ -3,30 +3,42 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/fixed_dot.h"
 
-// How the sums of a format are computed: the scales of a unit; whether there are integer scales; and, without VNNI, how
-// many quartets' products fit 16 bits.
+// How the sums of a format are computed: whether factors are those of units; the scales of a unit; and how many
+// quartets are summed without a multiplication (r16_run_of).
 typedef struct kind {
-  int halves, whole, run;
+  int units, halves, run;
 } kind;
 
 #define EACH_SUM UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++)
 
+typedef const uint8_t (*bytes)[R16_WIDTH][4];
+typedef const int8_t (*codes)[TILE_ROWS][4];
+typedef const int32_t (*ints)[TILE_ROWS];
+
+// Quartets of a dot. With VNNI these are few: a chain of eight instructions would wait for itself. So two dots with the
+// same scale are joined before they are multiplied with it.
+PG_INLINE int dot_quartets(kind k) { return VF_N < 16 && k.units && k.halves == 1 ? R16_QUARTETS : R16_PART_QUARTETS; }
+PG_INLINE int joins(kind k) { return VF_N == 16 && k.units && k.halves == 1; }
+
 PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
-// dots[j] = the sum over a part of codes times bytes of nt columns, times their factors.
-PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint8_t (*x)[NT][4], const int32_t *factors,
+// What a dot is multiplied with first: the integer scale of its rows, or the factors of its columns.
+PG_INLINE vi first_factor(kind k, const int32_t *whole, const int32_t *factors, int j, int i) {
+  return k.units ? vi_load(whole + i * VF_N) : vi_set1(factors[j]);
+}
+
+// dots[j] = sums of n quartets of codes times bytes of nt columns, times the first factor.
+PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *whole, bytes x, const int32_t *factors,
                    const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
-  const int8_t(*codes)[TILE_ROWS][4] = w->codes + part * R16_PART_QUARTETS;
-  const int32_t(*less)[TILE_ROWS] = w->less + part * (R16_PART_QUARTETS / run);
 #if defined(__AVX512VNNI__)
   UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
     const vi first = vi_load(less[0] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) dots[j][i] = first;
   }
-  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++) {
+  UNROLL for (int p = 0; p < n; p++) {
     fetch_two(fetch, at);
     vi v[TILE_VECTORS];
-    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(w[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = four_bytes(x[p][j]);
       UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
@@ -35,116 +47,137 @@ PG_INLINE void dot(int nt, int run, const r16_panel *w, int64_t part, const uint
       }
     }
   }
-  EACH_SUM dots[j][i] = vi_mul(dots[j][i], vi_set1(factors[j]));
+  if (joins(k)) return;
+  EACH_SUM dots[j][i] = vi_mul(dots[j][i], first_factor(k, whole, factors, j, i));
 #else
   vi words[NT][TILE_VECTORS];
-  UNROLL for (int p = 0; p < R16_PART_QUARTETS; p++) {
+  UNROLL for (int p = 0; p < n; p++) {
     if (p % 2 == 0) fetch_two(fetch, at);
     vi v[TILE_VECTORS];
-    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(codes[p] + i * VF_N);
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[i] = vi_load(w[p] + i * VF_N);
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = four_bytes(x[p][j]);
       UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-        const vi before = p % run ? words[j][i] : vi_load(less[p / run] + i * VF_N);
+        const vi before = p % k.run ? words[j][i] : vi_load(less[p / k.run] + i * VF_N);
         words[j][i] = _mm256_add_epi16(before, _mm256_maddubs_epi16(b, v[i]));
         STAYS(words[j][i]);
       }
     }
-    if (p % run < run - 1) continue;
+    if (p % k.run < k.run - 1) continue;
     EACH_SUM {
-      const vi sum = _mm256_madd_epi16(words[j][i], vi_set1(factors[j]));
-      dots[j][i] = p < run ? sum : vi_add(dots[j][i], sum);
+      const vi sum = _mm256_madd_epi16(words[j][i], first_factor(k, whole, factors, j, i));
+      dots[j][i] = p < k.run ? sum : vi_add(dots[j][i], sum);
     }
   }
 #endif
 }
 
-// acc += scale times v of nt columns.
-PG_INLINE void add_scaled(int nt, vf (*acc)[TILE_VECTORS], const float *scale, vi (*v)[TILE_VECTORS]) {
-  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-    const vf of = vf_load(scale + i * VF_N);
-    UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(vf_of_vi(v[j][i]), of, acc[j][i]);
-  }
-}
-
-// sum += integer scales times v of nt columns.
-PG_INLINE void add_whole(int nt, vi (*sum)[TILE_VECTORS], const int32_t *whole, vi (*v)[TILE_VECTORS]) {
-  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-    const vi of = vi_load(whole + i * VF_N);
-    UNROLL for (int j = 0; j < nt; j++) sum[j][i] = vi_add(sum[j][i], vi_mul(v[j][i], of));
-  }
-}
-
-// acc += shifts times sums of columns.
-PG_INLINE void add_shift(int nt, vf (*acc)[TILE_VECTORS], const float *shift, const float *sums) {
-  UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-    const vf of = vf_load(shift + i * VF_N);
-    UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(of, vf_set1(sums[j]), acc[j][i]);
-  }
-}
-
 // A panel times nt columns, over a run.
-PG_INLINE void tile(int nt, kind k, const r16_panel *w, r16_byte_columns x, target t) {
+PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *x, const target *t) {
+  const int n = dot_quartets(k), step = R16_QUARTETS / n / (k.units ? 1 : k.halves); // of a unit, or a sum
+  const int64_t n_steps = k.units ? w->sum_units : 1;
   const r16_fetch fetch = w->next;
   fetching at = fetching_of(&fetch);
-  const r16_numbers *of = x.numbers;
+  const r16_numbers *of = x->numbers;
+  codes code = (codes)w->codes;
+  ints less = (ints)w->less, whole = (ints)w->whole;
+  bytes byte = (bytes)x->bytes;
   const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
-  vf acc[NT][TILE_VECTORS];
-  vi sum[NT][TILE_VECTORS]; // with integer scales
+  const float(*x_sums)[R16_WIDTH] = of->sums[k.halves == 1];
+  const int32_t(*factors)[R16_WIDTH] = of->factors;
+  vf room[NT][TILE_VECTORS], (*acc)[TILE_VECTORS] = room;
+  if (k.units || VF_N < 16) __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
   EACH_SUM acc[j][i] = vf_zero();
-  EACH_SUM sum[j][i] = vi_zero();
-  for (int64_t u = 0; u < w->n_units; u++) {
-    vi unit[NT][TILE_VECTORS];
-    UNROLL for (int h = 0; h < 2; h++) {
-      const int64_t part = 2 * u + h;
-      if (w->has_shifts && (k.halves == 2 || h)) {
-        add_shift(nt, acc, *shift++, of->sums[k.halves == 1][k.halves == 1 ? u : part]);
+  for (int64_t e = 0; e < w->n_sums; e++, scale++) {
+    if (w->n_shifts) {
+      vf v[NT][TILE_VECTORS];
+      EACH_SUM v[j][i] = acc[j][i];
+      for (int64_t s = 0; s < w->n_shifts; s++, shift++, x_sums++) {
+        vf by[TILE_VECTORS];
+        UNROLL for (int i = 0; i < TILE_VECTORS; i++) by[i] = vf_load(shift[0] + i * VF_N);
+        UNROLL for (int j = 0; j < nt; j++) {
+          const vf b = vf_set1(x_sums[0][j]);
+          UNROLL for (int i = 0; i < TILE_VECTORS; i++) v[j][i] = vf_fma(by[i], b, v[j][i]);
+        }
       }
-      vi dots[NT][TILE_VECTORS];
-      IN_ORDER;
-      dot(nt, k.run, w, part, x.bytes + part * R16_PART_QUARTETS, of->factors[part], &fetch, &at, dots);
-      IN_ORDER;
-      EACH_SUM unit[j][i] = h && k.halves == 1 ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
-      if (k.halves == 1 && !h) continue;
-      if (k.whole)
-        add_whole(nt, sum, w->whole[k.halves == 1 ? u : part], unit);
-      else
-        add_scaled(nt, acc, *scale++, unit);
+      EACH_SUM acc[j][i] = v[j][i];
     }
-    if (!k.whole || (u + 1) % w->sum_units) continue;
-    add_scaled(nt, acc, *scale++, sum);
+    IN_ORDER;
+    vi sum[NT][TILE_VECTORS];
     EACH_SUM sum[j][i] = vi_zero();
+    for (int64_t d = 0; d < n_steps; d++) {
+      vi unit[NT][TILE_VECTORS];
+      UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.run) {
+        vi dots[NT][TILE_VECTORS];
+        dot(nt, k, n, code, less, whole[0], byte, factors[0], &fetch, &at, dots);
+        EACH_SUM unit[j][i] = h ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
+        IN_ORDER;
+        if (!k.units)
+          factors++;
+        else if (!joins(k))
+          whole++;
+      }
+      if (joins(k)) {
+        EACH_SUM unit[j][i] = vi_mul(unit[j][i], first_factor(k, whole[0], NULL, j, i));
+        whole++;
+      }
+      if (!k.units) {
+        EACH_SUM sum[j][i] = unit[j][i];
+        continue;
+      }
+      EACH_SUM sum[j][i] = vi_add(sum[j][i], vi_mul(unit[j][i], vi_set1(factors[0][j])));
+      factors++;
+    }
+    IN_ORDER;
+    UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
+      const vf by = vf_load(scale[0] + i * VF_N);
+      UNROLL for (int j = 0; j < nt; j++) acc[j][i] = vf_fma(vf_of_vi(sum[j][i]), by, acc[j][i]);
+    }
   }
-  EACH_SUM vf_store(t.to + j * t.ld + i * VF_N,
-                    vf_fma(acc[j][i], vf_set1(of->steps[j]), vf_load(t.before[j] + i * VF_N)));
+  EACH_SUM vf_store(t->to + j * t->ld + i * VF_N,
+                    vf_fma(acc[j][i], vf_set1(of->steps[j]), vf_load(t->before[j] + i * VF_N)));
 }
 
-// The kinds of tiles: number, halves, whole, run.
+// The kinds of tiles: number, units, halves, run.
 #if defined(__AVX512VNNI__)
-#define KINDS(X, nt) X(nt, 0, 1, 0, 4) X(nt, 1, 2, 0, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 2, 1, 4)
+#define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 2, 4)
 enum { N_KINDS = 4 };
 #else
 #define KINDS(X, nt)                                                                                                   \
-  X(nt, 0, 1, 0, 4) X(nt, 1, 2, 0, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 1, 2) X(nt, 4, 2, 1, 4) X(nt, 5, 2, 1, 2)
-enum { N_KINDS = 6 };
+  X(nt, 0, 0, 1, 4)                                                                                                    \
+  X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 8) X(nt, 3, 1, 1, 4) X(nt, 4, 1, 1, 2) X(nt, 5, 1, 2, 4) X(nt, 6, 1, 2, 2)
+enum { N_KINDS = 7 };
 #endif
 
 // A function for each number of columns, so that missing columns cost nothing.
 #define EACH(X) X(1) X(2) X(3) X(4)
 
 // They are not inlined: in a larger function the sums would not stay in registers.
-#define TILE(nt, n, halves, whole, run)                                                                                \
-  static __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, r16_byte_columns x, target t) {            \
-    tile(nt, (kind){halves, whole, run}, w, x, t);                                                                     \
+#define TILE(nt, n, units, halves, run)                                                                                \
+  static                                                                                                               \
+      __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) { \
+    tile(nt, (kind){units, halves, run}, w, x, t);                                                                     \
   }
 #define X(nt) KINDS(TILE, nt)
 EACH(X)
 #undef X
 
-#define AT(nt, n, halves, whole, run) [n][(nt)-1] = tile_##nt##_##n,
+#define AT(nt, n, units, halves, run) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
-static void (*const tiles[N_KINDS][NT])(const r16_panel *w, r16_byte_columns x, target t) = {EACH(X)};
+static void (*const tiles[N_KINDS][NT])(const r16_panel *w, const r16_byte_columns *x, const target *t) = {EACH(X)};
 #undef X
+
+int R16_INT8_FN(r16_kind_of)(r16_format f) {
+  static const kind kinds[N_KINDS] = {
+#define HAS(nt, n, units, halves, run) [n] = {units, halves, run},
+      KINDS(HAS, )
+#undef HAS
+  };
+  const kind k = {r16_rounds_units(f), r16_halves(f), r16_run_of(f)};
+  int i = 0;
+  while (kinds[i].units != k.units || kinds[i].halves != k.halves || kinds[i].run != k.run) i++;
+  return i;
+}
 
 int R16_INT8_FN(r16_suits)(r16_format f) { return r16_run_of(f) > 0; }
 
@@ -152,18 +185,11 @@ static const r16_totals nothing;
 
 void R16_INT8_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
                                const r16_product *p, int64_t group, int64_t strip) {
-  static const kind kinds[N_KINDS] = {
-#define HAS(nt, n, halves, whole, run) [n] = {halves, whole, run},
-      KINDS(HAS, )
-#undef HAS
-  };
-  const kind k = {r16_halves(p->f), r16_sums_units(p->f), r16_run_of(p->f)};
-  int i = 0;
-  while (kinds[i].halves != k.halves || kinds[i].whole != k.whole || kinds[i].run != k.run) i++;
   const int64_t n = r16_group_columns(c, group);
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int e = 0; e < TILE_ROWS; e += 16) __builtin_prefetch(before[j] + e);
 
-  tiles[i][n - 1](w, r16_bytes_at(c, group, strip), (target){to, ld, before ? before : nothing});
-  w->next = r16_no_fetch(w);
+  const r16_byte_columns x = r16_bytes_at(c, group, strip);
+  tiles[w->kind][n - 1](w, &x, &(target){to, ld, before ? before : nothing});
+  r16_stop_fetch(&w->next, w);
 }

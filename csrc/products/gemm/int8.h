@@ -22,8 +22,9 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 
 PG_INLINE int64_t r16_strip(const r16_product *p) { return KC; }
 
-// How many quartets' products, of codes less their offset with bytes, fit 16 bits: a power of two. 0 when those of one
-// quartet, with bytes to which 128 was added, may not fit. With VNNI all that is summed has 32 bits.
+// How many quartets that share a scale and a factor have products, of codes less their offset with bytes, whose sums
+// fit 16 bits: a power of two. 0 when those of one quartet, with bytes to which 128 was added, may not fit. With VNNI
+// all that is summed has 32 bits.
 PG_INLINE int r16_run_of(r16_format f) {
 #if defined(__AVX512VNNI__)
   return R16_PART_QUARTETS;
@@ -34,22 +35,27 @@ PG_INLINE int r16_run_of(r16_format f) {
     return 2;
   case R16_IQ4:
     return 0;
-  default: // up to 32
-    return f.codes == R16_BYTES ? 0 : R16_PART_QUARTETS;
+  case R16_PLAIN:
+    if (f.codes == R16_BYTES) return 0;
+    if (f.codes != R16_NIBBLES && f.codes != R16_CRUMBS) return R16_PART_QUARTETS;       // up to 32
+    return r16_rounds_units(f) && r16_halves(f) == 1 ? R16_QUARTETS : R16_PART_QUARTETS; // up to 15
+  default:                                                                               // up to 32
+    return R16_PART_QUARTETS;
   }
 #endif
 }
 
-// A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; the
-// integer scales of formats that have them. Columns are multiplied as unsigned bytes, to which 128 was added, and sums
-// begin with `less`, which makes up for that: -128 times the sum of a part's codes. Without VNNI that is one for each
-// run of quartets (r16_run_of), in words.
+// A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; in
+// formats with factors for units the integer scale of each dot (1 when the format has none), without VNNI twice, in
+// words. Columns are multiplied as unsigned bytes, to which 128 was added, and dots begin with `less`, which makes up
+// for that: -128 times the sum of codes, for each run of quartets (r16_run_of), without VNNI in words.
 typedef struct r16_panel {
   _Alignas(64) int8_t codes[KC / 4][TILE_ROWS][4];
   int32_t less[2 * R16_PARTS][TILE_ROWS];
   float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS];
   int32_t whole[R16_PARTS][TILE_ROWS];
-  int64_t n_units, sum_units, has_shifts;
+  int kind;                            // how dots become sums (int8.c)
+  int64_t n_sums, sum_units, n_shifts; // sums; units, and shifts, of a sum
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 

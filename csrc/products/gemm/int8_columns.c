@@ -35,6 +35,7 @@ int64_t R16_INT8_FN(r16_columns_bytes)(const r16_product *p) {
 
 void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
   const r16_quad g = r16_quad_of(c, p, share);
+  const int units = r16_rounds_units(p->f);
   for (int64_t s = share.first; s < share.last && g.n; s++) {
     const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
     const r16_byte_columns to = r16_bytes_at(c, share.group, s);
@@ -45,7 +46,7 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
       float x[KC];
       r16_rounding r;
       if (j < g.n) r16_get(x, p, &g, j, k0, n);
-      const r16_step step = j < g.n ? r16_round(x, n, &r) : (r16_step){0, 0};
+      const r16_step step = j < g.n ? r16_round(x, n, units, &r) : (r16_step){0, 0};
       if (step.inv == 0) { // the result is 0 or NaN: the integers do not matter, as long as they are any
         memset(&r, 0, sizeof r);
         memset(x, 0, sizeof x);
@@ -54,11 +55,11 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
       for (int64_t h = 0; h < n / R16_PART; h++) {
         put_part(four[j] + h * R16_PART, x + h * R16_PART, r.ones[h]);
         const int32_t factor = (int32_t)r.factors[h];
-        of->factors[h][column] = TWICE(factor);
+        of->factors[units ? h / 2 : h][column] = units ? factor : TWICE(factor);
         of->sums[0][h][column] = r.sums[h] * r.factors[h];
         if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
       }
     }
-    put_4_columns((int16_t *)to.bytes, (const int16_t(*)[KC])four, NT, n / 4);
+    put_4_columns((int16_t *)to.bytes[0][share.column], (const int16_t(*)[KC])four, R16_WIDTH, n / 4);
   }
 }

@@ -1,6 +1,6 @@
 // Unpack repacked weights to a panel of codes in bytes, a strip of a group of 16 rows at a time.
 #define R16_INT8
-#include "products/gemm/gemm.h"
+#include "products/gemm/int8_columns.h"
 #include "products/gemm/weights.h"
 
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
@@ -21,6 +21,13 @@ PG_INLINE vi negative(vi sum) {
 #endif
 }
 
+// An integer scale as a tile multiplies with it.
+#if defined(__AVX512VNNI__)
+#define WHOLE(scale) (scale)
+#else
+#define WHOLE(scale) vi_twice_16(scale)
+#endif
+
 // n units of a group, for the VF_N rows of a part: rows `row` .. of the panel.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
   const int halves = r16_halves(f), head_bytes = r16_head_bytes(f), sum_units = r16_sum_units(f);
@@ -36,7 +43,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
     const r16_head h = r16_head_at(f, block, part);
     const r16_unit_scales w = r16_scales_of(f, h, unit + r16_lines(f) * R16_LINE + part * VF_N);
     for (int i = 0; i < halves; i++) {
-      const vi one = f.scales > R16_D_M ? w.whole[i] : vi_set1(1);
+      const vi one = WHOLE(f.scales > R16_D_M ? w.whole[i] : vi_set1(1));
       if (r16_shift_elements(f)) vf_store(*shift++, w.shift[i]);
       if (r16_sums_units(f))
         memcpy(*whole++, &one, sizeof one);
@@ -60,15 +67,17 @@ R16_PUT_OF_FORMATS
 void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
   panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
-  panel->n_units = nk / R16_UNIT;
+  const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
+  panel->kind = R16_INT8_FN(r16_kind_of)(p->f);
+  panel->n_sums = nk / elements;
   panel->sum_units = r16_sum_units(p->f);
-  panel->has_shifts = r16_shift_elements(p->f) > 0;
+  panel->n_shifts = shift ? elements / shift : 0;
   uint8_t own[UNITS * R16_UNIT_MAX];
   for (int j = 0; j < TILE_GROUPS; j++) {
     const int64_t g = tile * TILE_GROUPS + j;
     const int row = j * R16_ROWS;
     if (g < n_groups) {
-      put_of[p->f.type](r16_group_at(p, g, k0, nk, own), (int)panel->n_units, panel, row);
+      put_of[p->f.type](r16_group_at(p, g, k0, nk, own), (int)(nk / R16_UNIT), panel, row);
       continue;
     }
     // nobody reads the results

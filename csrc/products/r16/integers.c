@@ -66,9 +66,9 @@ PG_INLINE void put_block(r16_x *x, const float *v, r16_step step) {
   }
 }
 
-// Convert a run of n elements or fewer; v has room for R16_RUN.
-static void put_run(r16_x *x, float *v, int64_t n, int fast) {
-  const r16_step step = fast ? r16_rounded(v, n) : r16_step_of(v, n);
+// Convert a run of n elements or fewer for a product; v has room for R16_RUN.
+static void put_run(const r16_product *p, r16_x *x, float *v, int64_t n) {
+  const r16_step step = p->fast ? r16_rounded(v, n, r16_rounds_units(p->f)) : r16_step_of(v, n);
   static const float zeros[R16_RUN];
   const float *of = step.d == step.d ? v : zeros; // NaN has no integers
   for (int64_t i = 0; i < n; i += R16_UNIT) put_block(x++, of + i, step);
@@ -92,6 +92,6 @@ void PG_FN(r16_quantize)(const r16_product *p, r16_x *x, int ith, int nth) {
       if (i == r.first || first == 0) scale = pg_rms_scale((const float *)column, k, p->eps);
       pg_scale_mul(run, run, scale, p->norm + first, n);
     }
-    put_run(x + (i / n_runs * k + first) / R16_UNIT, run, n, p->fast);
+    put_run(p, x + (i / n_runs * k + first) / R16_UNIT, run, n);
   }
 }

@@ -3,6 +3,7 @@
 // repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to the next (mul_mat_id).
 #include "products/experts.h"
 #include "products/r16/repacked.h"
+#include "products/r16/round.h"
 
 PG_INLINE int is_gated(int store) { return store > R16_ADD; }
 
@@ -130,6 +131,11 @@ PG_INLINE products products_of(const pg_task *t, int form, int fast) {
   return s;
 }
 
+// Whether two matrices take the same columns: fast ones may round them differently.
+PG_INLINE int same_columns(const r16_product *a, const r16_product *b) {
+  return !a->fast || r16_rounds_units(a->f) == r16_rounds_units(b->f);
+}
+
 static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   const products s = products_of(t, form, fast);
   int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
@@ -137,17 +143,21 @@ static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
     few[i] = form < HALF && s.p[i].n_cols <= few_of(&s.p[i]);
     n_few += few[i];
   }
-  const int gated = is_gated((int)t->param[PG_MM_STORE]), n_p = gated && few[0] == few[1] ? 2 : 1; // at a time
+  const int gated = is_gated((int)t->param[PG_MM_STORE]);
+  const int n_p = gated && few[0] == few[1] && same_columns(s.p, s.p + 1) ? 2 : 1; // at a time
   const gemm g = gemm_for_all(s.p, s.n);
   r16_queue q = r16_queue_of(t, ith, nth);
   r16_x *x = (r16_x *)t->work;
   char *columns = t->work + (n_few ? x_bytes(t) : 0);
-  if (n_few) {
-    R16_FN(r16_quantize)(s.p, x, ith, nth);
-    pg_sync(t, nth);
-  }
-  if (n_few < s.n) g.columns(s.p, &q, columns);
   for (int i = 0; i < s.n; i += n_p) {
+    if (i == 0 || !same_columns(s.p + i - 1, s.p + i)) {
+      if (i) pg_sync(t, nth); // nobody reads the columns before
+      if (n_few) {
+        R16_FN(r16_quantize)(s.p + i, x, ith, nth);
+        pg_sync(t, nth);
+      }
+      if (n_few < s.n) g.columns(s.p + i, &q, columns);
+    }
     if (few[i])
       R16_FN(r16_gemv)(s.p + i, n_p, x, &q);
     else

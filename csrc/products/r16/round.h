@@ -6,9 +6,13 @@
 
 enum { R16_PART = R16_UNIT / 2, R16_PARTS = R16_RUN / R16_PART, R16_TRIED = 8 };
 
-// Steps are larger than those of r16_step_of, because rounding makes integers larger: in norm at most by 2 / 127 and 6,
-// and one of them at most by half a factor.
-#define R16_ROOM 0.98f
+// Steps are larger than those of r16_step_of, because rounding makes integers larger: in norm at most by 2.9 / 127 and
+// 50, and one of them at most by half a factor.
+#define R16_ROOM 0.97f
+
+// Whether both parts of a unit have the same factor: in formats with integer scales, which a product multiplies with as
+// well.
+PG_INLINE int r16_rounds_units(r16_format f) { return r16_sums_units(f); }
 
 // How the parts of a run are rounded, each of 16 elements: to multiples of a factor.
 typedef struct r16_rounding {
@@ -16,10 +20,20 @@ typedef struct r16_rounding {
   float sums[R16_PARTS];                     // of the integers, before they are multiplied
 } r16_rounding;
 
+// Of each pair of lanes.
+#if VF_N == 16
+PG_INLINE vf other_part(vf v) { return _mm512_permute_ps(v, 0xb1); }
+#elif VF_N == 8
+PG_INLINE vf other_part(vf v) { return _mm256_permute_ps(v, 0xb1); }
+#else
+PG_INLINE vf other_part(vf v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
+#endif
+
 // Choose the rounding of a run x[0..n), whole units, in which each part becomes one factor times integers from -127 to
-// 127. The factor is that with the least error of the R16_TRIED smallest. x has room for R16_RUN elements, and is
-// multiplied by `inv` of the result, which is that of r16_step_of with more room; when it is 0, nothing else is set.
-PG_INLINE r16_step r16_round(float *x, int64_t n, r16_rounding *r) {
+// 127; with `units` both parts of a unit have the same factor. It is that with the least error of the R16_TRIED
+// smallest. x has room for R16_RUN elements, and is multiplied by `inv` of the result, which is that of r16_step_of
+// with more room; when it is 0, nothing else is set.
+PG_INLINE r16_step r16_round(float *x, int64_t n, int units, r16_rounding *r) {
   r16_step step = r16_step_of(x, n);
   if (step.inv == 0) return step;
   step = (r16_step){step.inv * R16_ROOM, step.d / R16_ROOM};
@@ -31,6 +45,7 @@ PG_INLINE r16_step r16_round(float *x, int64_t n, r16_rounding *r) {
     pg_turn(y[0], VF_N, VF_N * VF_N, (const char *)(x + first), R16_PART * sizeof *x, R16_PART);
     vf top = vf_zero();
     _Pragma("GCC unroll 16") for (int i = 0; i < R16_PART; i++) top = vf_max(top, vf_abs(vf_load(y[i])));
+    if (units) top = vf_max(top, other_part(top));
     vf factor = vf_max(one, vf_ceil(vf_mul(top, vf_set1(1 / 127.4f)))), best = factor, least = one;
     for (int t = 0; t < R16_TRIED; t++, factor = vf_add(factor, one)) {
       const vf of = vf_div(one, factor);
@@ -39,7 +54,8 @@ PG_INLINE r16_step r16_round(float *x, int64_t n, r16_rounding *r) {
         const vf v = vf_mul(vf_load(y[i]), of), e = vf_sub(v, vf_round(v));
         lost[i % 2] = vf_fma(e, e, lost[i % 2]);
       }
-      const vf error = vf_mul(vf_mul(factor, factor), vf_add(lost[0], lost[1]));
+      vf error = vf_mul(vf_mul(factor, factor), vf_add(lost[0], lost[1]));
+      if (units) error = vf_add(error, other_part(error));
       best = t ? vf_if_lt(error, least, factor, best) : factor;
       least = t ? vf_min(error, least) : error;
     }
@@ -55,9 +71,9 @@ PG_INLINE r16_step r16_round(float *x, int64_t n, r16_rounding *r) {
 }
 
 // Convert a run to what r16_round has chosen for it, in floats; the result is its step, for integers as they are then.
-PG_INLINE r16_step r16_rounded(float *x, int64_t n) {
+PG_INLINE r16_step r16_rounded(float *x, int64_t n, int units) {
   r16_rounding r;
-  const r16_step step = r16_round(x, n, &r);
+  const r16_step step = r16_round(x, n, units, &r);
   if (step.inv == 0) return step;
   for (int64_t i = 0; i < n; i += VF_N) {
     const vf v = vf_mul(vf_load(x + i), vf_set1(r.ones[i / R16_PART]));

@@ -118,7 +118,8 @@ def test_experts(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_fused(isa: str) -> None:
-    """A feed-forward block: normed columns, a gate and what it gates, biases, and the sum with what came in."""
+    """A feed-forward block: normed columns, a gate and what it gates, biases, and the sum with what came in. The gate
+    may have another type, whose fast form may round the same columns in another way."""
 
     def block(x: np.ndarray, w: Sequence[gg.Tensor], others: Sequence[np.ndarray], n_threads: int) -> np.ndarray:
         ctx = w[0].ctx
@@ -138,7 +139,10 @@ def test_fused(isa: str) -> None:
         rng = np.random.default_rng(c.seed)
         inner = c.dtype.block_size * int(rng.integers(1, 3))
         shapes = ((inner, c.k), (inner, c.k), (c.k, inner))
-        w = [gg.Context().from_numpy(rng.standard_normal(s).astype(np.float32) * 0.1, dtype=c.dtype) for s in shapes]
+        others_of = [t for t in TYPES if c.k % t.block_size == 0] if rng.random() < 0.5 else [c.dtype]
+        types = c.dtype, others_of[rng.integers(len(others_of))], c.dtype
+        values = [rng.standard_normal(s).astype(np.float32) * 0.1 for s in shapes]
+        w = [gg.Context().from_numpy(v, dtype=t) for v, t in zip(values, types, strict=True)]
         make_ready(w, isa, c.passing, c.fast)
         others = [rng.standard_normal(n).astype(np.float32) for n in (c.k, inner, inner, c.k)]
         x = gaussian(rng, (c.n, c.k)).astype(np.float32)
