@@ -404,8 +404,8 @@ class LlamaContext(Closeable):
 
     @locked
     def seconds_to_build(self, n_tokens: int) -> float:
-        """How long the next decode of `n_tokens` tokens of one text, each with logits, would build its graph, by the last
-        graph that was built; 0 when the graph is there."""
+        """How many seconds the next decode of `n_tokens` tokens of one text, each with logits, would build its graph:
+        as many as the last graph took, or 0 when there is one. Raises BatchError for more tokens than `n_ubatch`."""
         n_tokens = whole("n_tokens", n_tokens, 1, self.n_ubatch, BatchError)
         n_kv = tuple([c.n_kv() for c in self._ready.caches])
         size = GraphSize(n_tokens, n_tokens, False, n_kv, self._adapters.graph, hidden=self._graphs.hidden)

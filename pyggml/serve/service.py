@@ -28,8 +28,8 @@ from pyggml.llm.generate.generation import (
     source_and_prompt,
 )
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
-from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.lookup import with_lookup
+from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.media_prompt import PlacedMedia, media_token

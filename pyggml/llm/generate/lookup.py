@@ -1,7 +1,7 @@
 """Prompt lookup that nobody asked for: a text that repeats itself comes faster, and any other one as it would without.
 
-A guess that is only compared with the next token costs next to nothing. So each token is guessed that way, and not before
-several guesses in a row were right are further ones evaluated together. What that takes is measured.
+A guess that is only compared with the next token costs next to nothing. So each token is guessed that way, and not
+before several guesses in a row were right are further ones evaluated together. What that takes is measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .generation import Generation
 from .speculative import SpeculativeGeneration
 
 _LEAST, _MOST = 4, 7  # guesses that are evaluated together: one graph runs for 5 to 8 tokens
-_LARGEST_LEAST = 64
+_LARGEST_LEAST = 256
 _PART_SAVED = 0.6  # of the time of a token that is guessed right: the rest is what it takes in a batch
 
 
@@ -79,7 +79,8 @@ class LookupGeneration(SpeculativeGeneration):
     before the next time.
 
     The first time needs another graph. It is not built before the guesses that were right until then would have saved
-    as much time as building takes: a model whose tokens take a fraction of a millisecond builds it for long copies only.
+    as much time as building takes: a model whose tokens take a fraction of a millisecond builds it for long copies
+    only.
 
     Nothing is evaluated on a guess beside other texts, while values of nodes are watched, and with self-extend.
     `draft_stats` is None, because nobody asked for drafts. `before`: text that stands before the prompt.
@@ -155,7 +156,7 @@ class LookupGeneration(SpeculativeGeneration):
         if (1 + n_accepted) * self._of_one > self._of_batch:
             self._least = max(self._least // 2, _LEAST)
         elif not self._builds:
-            self._least = min(2 * self._least, _LARGEST_LEAST)
+            self._least, self._copy.n_right = min(2 * self._least, _LARGEST_LEAST), 0
 
 
 def with_lookup(g: Generation, before: Sequence[int] = ()) -> Generation:
@@ -164,7 +165,9 @@ def with_lookup(g: Generation, before: Sequence[int] = ()) -> Generation:
     are. `before`: text that stands before the prompt."""
     ctx = g.ctx
     is_plain = type(g) is Generation and g.guidance is None and g.media is None and not g.source
-    if not is_plain or not isinstance(ctx, LlamaContext) or not ctx.memory.keeps_all or not ctx.same_bits_in_batches:
+    if not is_plain or not isinstance(ctx, LlamaContext) or ctx.n_ubatch <= _MOST:
+        return g
+    if not ctx.memory.keeps_all or not ctx.same_bits_in_batches:
         return g
     of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(Generation) if f.init}
     return LookupGeneration(**of_g, before=before)
