@@ -24,6 +24,7 @@ from .speculative import SpeculativeGeneration
 
 _LEAST, _MOST = 4, 7  # guesses that are evaluated together: one graph runs for 5 to 8 tokens
 _LARGEST_LEAST = 256
+_LONG_BUILD = 32  # tokens: a graph that takes longer to build than they take to evaluate is not built
 _PART_SAVED = 0.6  # of the time of a token that is guessed right: the rest is what it takes in a batch
 
 
@@ -79,8 +80,7 @@ class LookupGeneration(SpeculativeGeneration):
     before the next time.
 
     The first time needs another graph. It is not built before the guesses that were right until then would have saved
-    as much time as building takes: a model whose tokens take a fraction of a millisecond builds it for long copies
-    only.
+    as much time as building takes, and not at all for a model whose tokens take a fraction of a millisecond.
 
     Nothing is evaluated on a guess beside other texts, while values of nodes are watched, and with self-extend.
     `draft_stats` is None, because nobody asked for drafts. `before`: text that stands before the prompt.
@@ -140,7 +140,7 @@ class LookupGeneration(SpeculativeGeneration):
         self._saved += _PART_SAVED * self._of_one
         seconds = self.ctx.seconds_to_build(1 + _MOST) if isinstance(self.ctx, LlamaContext) else inf
         self._builds = seconds > 0
-        return self._saved > seconds
+        return seconds < min(self._saved, _LONG_BUILD * self._of_one)
 
     def _draft(self) -> list[Guess]:
         guesses = self.drafter.draft((), min(self._n_guesses(), self._copy.n_right))
