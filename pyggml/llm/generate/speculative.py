@@ -126,7 +126,7 @@ class SpeculativeGeneration(Generation):
         self._again: list[int] = []  # tokens of _batch that belong to the text but must be evaluated again
 
     @property
-    def draft_stats(self) -> DraftStats:
+    def draft_stats(self) -> DraftStats | None:
         return self.stats
 
     def steps(self) -> Steps:
