@@ -425,8 +425,9 @@ def bounds(n: int) -> tuple[int, int]:
     if len(n.terms) == 1:  # most Sizes are a multiple of one Var
         ((factors, times),) = n.terms.items()
         var = factors[0]
-        if len(factors) == 1 and var.room is None:
-            least, most = n.const + times * var.lo, n.const + times * var.hi
+        if len(factors) == 1:
+            hi = var.hi if var.room is None else bounds(var.room)[1]
+            least, most = n.const + times * var.lo, n.const + times * hi
             return (least, most) if times > 0 else (most, least)
     if any(var.room is not None for factors in n.terms for var in factors):
         return bounds(_at_end(n, 0))[0], bounds(_at_end(n, 1))[1]

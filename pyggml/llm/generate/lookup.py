@@ -167,6 +167,8 @@ def with_lookup(g: Generation, before: Sequence[int] = ()) -> Generation:
     is_plain = type(g) is Generation and g.guidance is None and g.media is None and not g.source
     if not is_plain or not isinstance(ctx, LlamaContext) or ctx.n_ubatch <= _MOST:
         return g
+    if not ctx.model.hparams.causal_attn:  # a token sees those behind it
+        return g
     if not ctx.memory.keeps_all or not ctx.same_bits_in_batches:
         return g
     of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(Generation) if f.init}

@@ -121,7 +121,8 @@ def test_it_stops_where_batches_take_long(model: Model, monkeypatch: pytest.Monk
 
 
 def test_where_nothing_is_guessed(model: Model, tmp_path: Path) -> None:
-    """Beside other texts, while nodes are watched, with guidance, self-extend, pictures, windows and states."""
+    """Beside other texts, while nodes are watched, with guidance, self-extend, pictures, windows, states,
+    and where tokens see those behind them."""
     given: dict[str, Any] = {"temp": 0.0, "ignore_eos": True, "n_threads": 1}
     seen: list[list[Any]] = []
     for lookup in (True, False):
@@ -141,7 +142,7 @@ def test_where_nothing_is_guessed(model: Model, tmp_path: Path) -> None:
     assert type(new_generation(model, PROMPT, 4, context={"n_ubatch": 7})) is Generation
     window = {"attention.sliding_window": 16, "attention.key_length": 8, "attention.value_length": 8}
     states = {"ssm.conv_kernel": 4, "ssm.inner_size": 32, "ssm.state_size": 8, "ssm.time_step_rank": 4}
-    for arch, kv in (("gemma3", window), ("mamba", states)):
+    for arch, kv in (("gemma3", window), ("mamba", states), ("dream", {})):
         other = load_model(write_random(tmp_path / f"{arch}.gguf", arch, kv, tokens=[f"{i:02d}" for i in range(64)]))
         assert type(new_generation(other, [5, 6, 7], 4)) is Generation
     batch = model.stream_batch([PROMPT, PROMPT + "s"], 40, n_probs=None, **given)
