@@ -105,8 +105,9 @@ class LookupGeneration(SpeculativeGeneration):
         """Nothing is refused: where guesses are not possible, none are evaluated."""
 
     def _prefill(self) -> Generator[Pending, Floats, Floats]:
+        logits = yield from super()._prefill()
         self._copy = self.drafter = _Copy([*self.before, *self.prompt])
-        return (yield from super()._prefill())
+        return logits
 
     def _has_room(self) -> bool:
         return super()._has_room() if self._guesses else Generation._has_room(self)
@@ -125,7 +126,6 @@ class LookupGeneration(SpeculativeGeneration):
                 row = yield from Generation._step(self, token)
                 self._of_one = min(perf_counter() - start, 1.05 * self._of_one)
                 return row
-            self._end = self.ctx.memory.seq_pos_max(self.seq) + 1
             row = yield from super()._step(token)
             self._of_batch = perf_counter() - start
         if self.n_cells is None and isinstance(self.ctx, LlamaContext):
@@ -135,6 +135,7 @@ class LookupGeneration(SpeculativeGeneration):
     def _is_worth_it(self) -> bool:
         """Whether to evaluate guesses now, after enough of them were right."""
         extends = self.long is not None and self.long.grp_attn_n > 1
+        self._end = self.ctx.memory.seq_pos_max(self.seq) + 1
         if not self.is_alone or extends or self.ctx.model.watches.patterns or self._n_guesses() < _LEAST:
             return False
         self._saved += _PART_SAVED * self._of_one

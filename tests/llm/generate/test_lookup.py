@@ -184,6 +184,22 @@ def test_llama(tiny: Path) -> None:
     assert answers[0] == answers[1]
 
 
+def test_it_never_leaves_its_cells(model: Model) -> None:
+    """Of a text that shares the context with others, which have all the rest."""
+    ids = []
+    for lookup in (True, False):
+        ctx = model.new_context(96, n_seq_max=2, n_threads=1)
+        ctx.memory.seq_rm(1)
+        chain = SamplerChain(SamplingParams(temp=0.0, ignore_eos=True), model.vocab)
+        g = Generation(ctx, model.tokenize(PROMPT), chain, -1, n_cells=64)
+        g = with_lookup(g) if lookup else g
+        text = list(g)
+        ids.append((g.ids, g.finish_reason, [t.text for t in text], ctx.memory.used, g.n_done))
+    assert ids[0] == ids[1] and ids[0][1] == "length"
+
+
 def test_not_twice(model: Model) -> None:
+    with pytest.raises(gg.BatchError, match="the prompt is empty"):
+        list(new_generation(model, [], 4))
     g = new_generation(model, PROMPT, 4)
     assert isinstance(g, LookupGeneration) and with_lookup(g) is g
