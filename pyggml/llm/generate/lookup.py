@@ -40,8 +40,7 @@ class _Copy:
         self.text, self.at, self.n_right = list(text), 0, 0
         # Two tokens: the index of the token that followed them the last time. Nothing follows those at the end yet.
         self._after = {pair: i for i, pair in enumerate(zip(self.text[:-2], self.text[1:-1], strict=True), 2)}
-        self._last = self.text[-1]
-        self._before_last = self.text[-2] if len(self.text) > 1 else -1
+        self._before_last, self._last = [-1, -1, *text][-2:]
         self._look()
 
     def add(self, token: int) -> None:
@@ -92,6 +91,7 @@ class LookupGeneration(SpeculativeGeneration):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._copy = self.drafter = _Copy([*self.before, *self.prompt])
         self._least = _LEAST  # how many guesses in a row must have been right
         self._of_one, self._of_batch = inf, 0.0  # seconds of a token alone, and of the last batch with guesses
         self._saved = 0.0  # seconds that right guesses would have saved
@@ -103,11 +103,6 @@ class LookupGeneration(SpeculativeGeneration):
 
     def _refuse(self) -> None:
         """Nothing is refused: where guesses are not possible, none are evaluated."""
-
-    def _prefill(self) -> Generator[Pending, Floats, Floats]:
-        logits = yield from super()._prefill()
-        self._copy = self.drafter = _Copy([*self.before, *self.prompt])
-        return logits
 
     def _has_room(self) -> bool:
         return super()._has_room() if self._guesses else Generation._has_room(self)
