@@ -104,6 +104,12 @@ class LookupGeneration(SpeculativeGeneration):
     def _refuse(self) -> None:
         """Nothing is refused: where guesses are not possible, none are evaluated."""
 
+    def _forget(self) -> None:
+        n_left = len(self._guesses)
+        super()._forget()
+        if self.n_cells is None:
+            self.n_done -= n_left
+
     def _has_room(self) -> bool:
         return super()._has_room() if self._guesses else Generation._has_room(self)
 
@@ -114,8 +120,6 @@ class LookupGeneration(SpeculativeGeneration):
         else:
             if self.stats.n_drafted > self._counted[0]:
                 self._judge()
-            if self.n_cells is None:
-                self.n_done = len(self.prompt) + len(self.ids) - 1
             start = perf_counter()
             if self._copy.n_right < self._least or not self._is_worth_it():
                 row = yield from Generation._step(self, token)

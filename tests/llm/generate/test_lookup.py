@@ -64,7 +64,7 @@ def test_texts_are_the_same(model: Model, data: st.DataObject) -> None:
                 {"logit_bias": {36: 8.0, 104: 8.0, 50: 8.0}, "n_probs": 3},
                 {"grammar": 'root ::= ("ab" | "cd" "e"*)*', "n_probs": 0},
                 {"mirostat": 2, "stopping_criteria": lambda ids, logits: len(ids) > 60 and logits[5] > 0},
-                {"dry_multiplier": 0.5, "special": True, "n_ctx": 64},
+                {"dry_multiplier": 0.5, "special": True, "n_ctx": 96},
                 {"context": {"type_k": gg.BF16}, "flash_attn": True},
             )
         )
