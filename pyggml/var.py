@@ -422,6 +422,13 @@ def bounds(n: int) -> tuple[int, int]:
     for powers of a Var of many values."""
     if not isinstance(n, Size):
         return n, n
+    if len(n.terms) == 1:  # most Sizes are a multiple of one Var
+        ((factors, times),) = n.terms.items()
+        var = factors[0]
+        if len(factors) == 1:
+            hi = var.hi if var.room is None else bounds(var.room)[1]
+            least, most = n.const + times * var.lo, n.const + times * hi
+            return (least, most) if times > 0 else (most, least)
     if any(var.room is not None for factors in n.terms for var in factors):
         return bounds(_at_end(n, 0))[0], bounds(_at_end(n, 1))[1]
     if len(n.terms) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -28,6 +29,14 @@ collect_ignore = ["example_op"]  # a package of its own: tests/testing runs its 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in every job that a script starts in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collection pass over the hundreds of thousands of objects that are the tests themselves, and come
+    less often. It took 15 % of the time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, *gc.get_threshold()[1:])
 
 
 def shared_dir() -> Path:

@@ -65,6 +65,7 @@ def chat(
     trace_sampling: TraceSampling = False,
     context_shift: ContextShift = False,
     keep: KeepOfChat = -1,
+    lookup: Annotated[bool, declared("lookup")] = True,
     as_json: Json = False,
 ) -> None:
     """Talk with a model: a line is a message, a line that begins with / is a command (/help). A line that ends with \\
@@ -91,7 +92,7 @@ def chat(
         raise
     chain.traces = [] if trace_sampling else None
     session = ChatSession(ctx, chain, chat_template, system, n_predict, tuple(stop or ()), context_shift, keep)
-    session.special = special
+    session.special, session.lookup = special, lookup
     console = _Console(session, as_json, perf_counter() - start, media=media.things)
     read = _reader(sys.stdin, as_json)
     while not console.done and (line := read()) is not None:

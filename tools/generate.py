@@ -69,7 +69,7 @@ def generate(
     grp_attn_n: GrpAttnN = 1,
     grp_attn_w: GrpAttnW = 512,
     model_draft: ModelDraft = None,
-    lookup: Lookup = False,
+    lookup: Lookup = None,
     mtp: Mtp = False,
     draft_max: DraftMax = 3,
     draft_min: DraftMin = 0,
@@ -92,7 +92,7 @@ def generate(
     keeps the text.
     """
     start = perf_counter()
-    if bool(model_draft) + lookup + mtp > 1:
+    if bool(model_draft) + (lookup is True) + mtp > 1:
         raise click.BadParameter("only one of --model-draft, --lookup and --mtp can be given")
     if prompt_cache and (adapters.loras or adapters.vectors):  # the cache does not record adapters
         raise click.BadParameter("--prompt-cache cannot be given with adapters")
@@ -122,6 +122,7 @@ def generate(
             special=special,
             cfg_scale=cfg_scale,
             negative_prompt=negative_prompt,
+            lookup=lookup is not False,
             **sampling,
         )
     if model_draft or lookup or mtp:

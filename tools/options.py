@@ -116,7 +116,14 @@ ModelDraft = Annotated[
         panel=_DRAFT,
     ),
 ]
-Lookup = Annotated[bool, Option("--lookup", help="Guess that the text repeats itself, without a model.", panel=_DRAFT)]
+Lookup = Annotated[
+    Optional[bool],
+    Option(
+        "--lookup/--no-lookup",
+        help="Guess that the text repeats itself, without a model (default: where that is faster).",
+        panel=_DRAFT,
+    ),
+]
 Mtp = Annotated[bool, Option("--mtp", help="Let the heads in the model's file guess (MTP layers).", panel=_DRAFT)]
 DraftMax = Annotated[
     int,

@@ -20,6 +20,7 @@ from ..llm.embed import embed_tokens
 from ..llm.generate.engine import Pending
 from ..llm.generate.generation import Generation, functions
 from ..llm.generate.kept import KeptContext
+from ..llm.generate.lookup import LookupGeneration
 from ..llm.generate.prefixes import common_prefix, keep_prefix
 from ..llm.generate.speculative import with_draft
 from ..llm.model import Model, load_model
@@ -318,7 +319,8 @@ class Llama:
         """The same generation, with guesses of the draft model."""
         assert self.draft_model is not None
         n = getattr(self.draft_model, "num_pred_tokens", 10)
-        return with_draft(g, CalledDrafter(self.draft_model), max(int(n), 1)) if type(g) is Generation else g
+        drafts = type(g) in (Generation, LookupGeneration)
+        return with_draft(g, CalledDrafter(self.draft_model), max(int(n), 1)) if drafts else g
 
     # -- embeddings -------------------------------------------------------------------------------------------------
 

@@ -402,6 +402,20 @@ class LlamaContext(Closeable):
             return self._graphs.largest(n_tokens, n_outputs or n_tokens, self._adapters.graph).graph
         return self._graphs.next(n_tokens, 1 if n_outputs is None else n_outputs, self._adapters.graph).graph
 
+    @locked
+    def seconds_to_build(self, n_tokens: int) -> float:
+        """How many seconds the next decode of `n_tokens` tokens of one text, each with logits, would build its graph:
+        as many as the last graph took, or 0 when there is one. Raises BatchError for more tokens than `n_ubatch`."""
+        n_tokens = whole("n_tokens", n_tokens, 1, self.n_ubatch, BatchError)
+        n_kv = tuple([c.n_kv() for c in self._ready.caches])
+        size = GraphSize(n_tokens, n_tokens, False, n_kv, self._adapters.graph, hidden=self._graphs.hidden)
+        return self._ready.seconds_to_build(size)
+
+    @property
+    def same_bits_in_batches(self) -> bool:
+        """Whether the logits of a token are the same, bit for bit, alone and in a batch (docs/company.md)."""
+        return all(type(b) is CpuBackend and b.isa != "amx" for b in self.scheduler.backends.values())
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _drifts(self) -> bool:

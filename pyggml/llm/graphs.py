@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import gcd
+from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -281,6 +282,7 @@ class ReadyGraphs:
         self._n_kv = [_blocks_of(c) for c in self.caches]
         self._n_vary = 0 if transient or not scheduler.varies else len(self.caches)  # caches whose n_kv varies
         self._tokens = _sizes(n_ubatch)
+        self._seconds = 0.0  # that building the last graph took
         self._fixed: set[GraphSize] = set()  # kinds of graphs that are built for one number of tokens
         rows = -(-n_ubatch // MASK_PADDING) * MASK_PADDING
         ctx = Context()
@@ -305,13 +307,21 @@ class ReadyGraphs:
         if last is not None and last[0] == size and last[1] == watched:
             return last[2]
         self._last = None  # until all Vars are bound again: building a graph binds others
-        keys = [(whole, True, watched) for whole in self._wholes(size)] + [(size, False, watched)]
-        key = next((key for key in keys if key in self._graphs), None) or self._make(size)
+        key = self._key(size, watched) or self._make(size)
         self._graphs.move_to_end(key)
         ready = self._graphs[key]
         self._bind(size)
         self._last = size, watched, ready
         return ready
+
+    def seconds_to_build(self, size: GraphSize) -> float:
+        """How long `get` would build a graph of that size, by the last one that was built; 0 when there is one."""
+        return 0.0 if self._key(size, self._scheduler.watches.patterns) else self._seconds
+
+    def _key(self, size: GraphSize, watched: Patterns) -> _Key | None:
+        """The key of the graph that runs for that size; None when there is none yet."""
+        keys = [(whole, True, watched) for whole in self._wholes(size)] + [(size, False, watched)]
+        return next((key for key in keys if key in self._graphs), None)
 
     def _tokens_of(self, size: GraphSize) -> tuple[Var, Var] | None:
         """The tokens and outputs of the range in which a size lies; None for those of one token, and of texts that run
@@ -338,12 +348,12 @@ class ReadyGraphs:
 
     def _make(self, size: GraphSize) -> _Key:
         """Build a graph, and return its key."""
-        watched = self._scheduler.watches.patterns
+        watched, start = self._scheduler.watches.patterns, perf_counter()
         with _uncollected():
             made = self._varying(size)
             whole, ready = made or (size, self._made(size))
         key = (whole, made is not None, watched)
-        self._graphs[key] = ready
+        self._graphs[key], self._seconds = ready, perf_counter() - start
         if len(self._graphs) > _MAX_GRAPHS:
             self._graphs.popitem(last=False)
         return key

@@ -69,7 +69,9 @@ class ServeOptions:
     model_draft: str | None = _option(
         None, "-md --model-draft --spec-draft-model", "File of a smaller model, which guesses tokens."
     )
-    lookup: bool = _option(False, "--lookup", "Guess that a text goes on as it did before.")
+    lookup: bool | None = _option(
+        None, "--lookup/--no-lookup", "Guess that texts repeat themselves (default: one alone, where that is faster)."
+    )
     mtp: bool = _option(False, "--mtp", "Let the heads in the model's file guess (MTP layers), with -np 1.")
     draft_max: int = _option(3, "--draft-max --spec-draft-n-max", "Tokens guessed at a time, at most.", 1)
     draft_min: int = _option(0, "--draft-min --spec-draft-n-min", "... and at least.", 0)
@@ -147,7 +149,7 @@ class ServeOptions:
                 whole(name, getattr(self, name), int(flag.min), error=ModelError)
         if self.api_prefix and not self.api_prefix.startswith("/"):
             raise ModelError(f"api_prefix must begin with /, not {self.api_prefix!r:.60}")
-        if (self.model_draft is not None) + self.lookup + self.mtp > 1:
+        if (self.model_draft is not None) + (self.lookup is True) + self.mtp > 1:
             raise ModelError("only one of model_draft, lookup and mtp can guess")
         if self.model_draft is not None and self.models_dir is not None:
             raise ModelError("model_draft guesses for one model, not for those of models_dir")

@@ -28,6 +28,7 @@ from pyggml.llm.generate.generation import (
     source_and_prompt,
 )
 from pyggml.llm.generate.long_context import LongContext, tokens_to_keep
+from pyggml.llm.generate.lookup import with_lookup
 from pyggml.llm.generate.snapshots import Snapshots
 from pyggml.llm.generate.speculative import check_vocabularies, with_draft
 from pyggml.llm.generate.templates import find_template
@@ -103,7 +104,7 @@ class Service:
     @property
     def guesses(self) -> bool:
         """Whether tokens of texts are guessed, and several evaluated at once."""
-        return self.options.lookup or self.options.mtp or self.options.model_draft is not None
+        return self.options.lookup is True or self.options.mtp or self.options.model_draft is not None
 
     def _draft_pool(self, ctx: LlamaContext) -> DraftPool:
         """The contexts of the smaller model."""
@@ -112,10 +113,12 @@ class Service:
         options: ContextOptions = {"n_threads": ctx.n_threads}
         return DraftPool(lambda: LlamaContext(draft, self.n_slot, **options))
 
-    def _with_draft(self, g: Generation) -> Generation:
+    def _with_draft(self, g: Generation, params: TextParams) -> Generation:
         o = self.options
-        if not self.guesses or type(g) is not Generation or self.model.decoder_start is not None:
+        if type(g) is not Generation or self.model.decoder_start is not None:
             return g
+        if not self.guesses:
+            return g if o.lookup is False or not params.lookup else with_lookup(g)
         by = self.model.heads if o.mtp else self._drafts
         return with_draft(g, by, o.draft_max, o.draft_min, o.draft_p_min)
 
@@ -211,7 +214,7 @@ class Service:
                 ctx = self.thread.ctx
                 assert ctx is not None
                 g = text.start(ctx, n_cells)
-                made.append(g if seen is not None else self._with_draft(g))
+                made.append(g if seen is not None else self._with_draft(g, params))
         return made
 
     def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:

@@ -96,6 +96,7 @@ def test_iterators_close_their_contexts(path: Path) -> None:
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "decode": ([5],),
     "logits_ith": (0,),
+    "seconds_to_build": (1,),
     "save_state": ("x",),
     "load_state": ("x",),
     "save_seq": ("x", 0),

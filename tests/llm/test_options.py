@@ -123,6 +123,7 @@ def test_other_names_have_the_types_of_ours() -> None:
     assert declared(TextOptions) == {
         **declared(SamplingOptions),
         "stop": ours["stop"],
+        "lookup": ours["lookup"],
         **{name: ours[n] for name, n in OTHER_NAMES.items()},
     }
     assert ours.keys() - declared(TextOptions).keys() == {"n_predict"}  # it has a place of its own, behind the prompts

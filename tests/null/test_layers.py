@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,13 +94,19 @@ def layer(module: str) -> tuple[int, str] | None:
     return None
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(module: str, path: Path) -> set[str]:
     """Modules below pyggml that this file imports, anywhere in it."""
     names: set[str] = set()
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     if module == "":
         package = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names.update(a.name.removeprefix("pyggml.") for a in node.names if a.name.startswith("pyggml."))
             assert not any(a.name.split(".")[0] in ("models", "tools") for a in node.names), f"{path}: bare import"
@@ -165,7 +172,7 @@ def test_public_functions_are_documented() -> None:
     for module, path in sources():
         if module.startswith("testing.strategies."):
             continue
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             named = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
             if named and ast.get_docstring(node) is None:
                 missing.append(f"{module}.{node.name}")

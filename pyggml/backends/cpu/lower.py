@@ -195,10 +195,10 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             _NUMBER.pack_into(memory, at + _PARAM + j * _NUMBER.size, float(value))
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
-            need = 0
+            need, ends = 0, [(at + place, bounds(n)) for place, n in sizes]
             for end in (0, 1) if sizes else (1,):  # a guess: a kernel may need most for sizes in between
-                for place, n in sizes:
-                    _WORD.pack_into(memory, at + place, bounds(n)[end])
+                for place, values in ends:
+                    _WORD.pack_into(memory, place, values[end])
                 need = max(need, lib.pg_work_size(r.kernel.row, task, n_threads))
             if need > _MAX_WORK:
                 raise node_error(step.nodes[-1], "it needs more scratch memory than there can be")

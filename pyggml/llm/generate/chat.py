@@ -10,6 +10,7 @@ from pyggml.errors import ModelError
 from ..samplers import SamplerChain
 from .generation import Generation, Token
 from .long_context import LongContext
+from .lookup import with_lookup
 from .prefixes import common_prefix, keep_prefix
 from .templates import ChatTemplate, Message
 from .text import chat_ids
@@ -32,6 +33,7 @@ class ChatSession:
     messages    so far, the system message first
     generation  the last reply: its timings, finish_reason and ids
     special     whether control tokens are shown in replies, too
+    lookup      whether replies may be guessed from the chat, see `with_lookup`
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ChatSession:
         if ctx.model.architecture.encode is not None:
             raise ModelError(f"{ctx.model.arch} is an encoder-decoder: it answers a text (`generate`) and has no chat")
         self.ctx, self.chain, self.template, self.n_predict = ctx, chain, template, n_predict
-        self.context_shift, self.n_keep, self.special = context_shift, n_keep, False
+        self.context_shift, self.n_keep, self.special, self.lookup = context_shift, n_keep, False, True
         self.stop = (*template.stop, *stop)
         self.messages: list[Message] = []
         self.generation: Generation | None = None
@@ -115,8 +117,10 @@ class ChatSession:
             ids, new, seen = self._prepare(long)
             self.chain.reset()
             self.chain.prime(ids)
-            g = Generation(self.ctx, new, self.chain, self.n_predict, self.stop, long=long, special=self.special)
-            g.media = seen
+            g = Generation(
+                self.ctx, new, self.chain, self.n_predict, self.stop, long=long, media=seen, special=self.special
+            )
+            g = with_lookup(g, ids[: len(ids) - len(new)]) if self.lookup else g
             self.generation = g
             try:
                 for token in g:

@@ -359,6 +359,7 @@ class Engine:
         for slot, n, n_rows in taken:
             is_checkpoint = self._to_checkpoint(slot.generation) == n
             slot.generation.n_done += n
+            slot.generation.is_alone = len(taken) == 1
             slot.turn = self._turn
             if is_checkpoint and self._snapshots is not None:
                 self._snapshots.keep(slot.key, slot.text[: slot.n_held], slot.generation.seq, True)

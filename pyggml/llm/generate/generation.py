@@ -103,6 +103,7 @@ class Generation:
     media: PlacedMedia | None = None  # what the prompt has of pictures and sounds
     loras: Sequence[Scaled] | None = None  # adapters of its own; None: those of the context
     wants_seq: int | None = None  # the sequence that it must have; None: any
+    is_alone: bool = field(default=True, init=False)  # whether no other text was evaluated beside its last tokens
     began: float = field(default=0.0, init=False)  # `perf_counter` when its prompt's turn came
     seq: int = field(default=0, init=False)
     n_done: int = field(default=0, init=False)  # tokens that its sequence holds
@@ -385,7 +386,7 @@ class TextRequest:
         Raises SamplerError for a bad grammar or bias."""
         chain = SamplerChain(self.params, ctx.model.vocab, self.processors)
         chain.prime(self.prompt)
-        return self.kind(
+        g = self.kind(
             ctx,
             self.prompt,
             chain,
@@ -404,6 +405,11 @@ class TextRequest:
             loras=self.loras,
             wants_seq=self.wants_seq,
         )
+        if n_cells is not None or not self.params.lookup:
+            return g
+        from .lookup import with_lookup  # it knows generations
+
+        return with_lookup(g)
 
 
 class OwnContext(TypedDict, total=False):

@@ -126,12 +126,11 @@ class SpeculativeGeneration(Generation):
         self._again: list[int] = []  # tokens of _batch that belong to the text but must be evaluated again
 
     @property
-    def draft_stats(self) -> DraftStats:
+    def draft_stats(self) -> DraftStats | None:
         return self.stats
 
     def steps(self) -> Steps:
-        if self.long is not None and self.long.grp_attn_n > 1:
-            raise SamplerError("speculative decoding and self-extend cannot be combined")
+        self._refuse()
         try:
             yield from super().steps()
         finally:
@@ -144,6 +143,11 @@ class SpeculativeGeneration(Generation):
     def rest(self) -> str:
         self._forget()
         return super().rest()
+
+    def _refuse(self) -> None:
+        """Raise SamplerError for what cannot be combined with guesses."""
+        if self.long is not None and self.long.grp_attn_n > 1:
+            raise SamplerError("speculative decoding and self-extend cannot be combined")
 
     def _prefill(self) -> Generator[Pending, Floats, Floats]:
         logits = yield from super()._prefill()
@@ -217,8 +221,15 @@ class SpeculativeGeneration(Generation):
         self._end += 1
         return next(self._rows)
 
+    def _n_guesses(self) -> int:
+        """How many guesses there is room for. A context is shifted before it is quite full."""
+        memory, n_again = self.ctx.memory, len(self._again)
+        room = memory.size - memory.used - n_again if self.n_cells is None else self.n_cells - self._end
+        n = min(self.n_max, room - 2, self.ctx.n_batch - n_again - 1)
+        return n if self.n_predict < 0 else min(n, self.n_predict - len(self.ids) - 1)
+
     def _draft(self) -> list[Guess]:
-        memory, stats = self.ctx.memory, self.stats
+        stats = self.stats
         before, self._counted = self._counted, (stats.n_drafted, stats.n_accepted)
         if self._counted[0] > before[0]:
             self._pays.count(self._counted[0] - before[0], self._counted[1] - before[1])
@@ -227,12 +238,7 @@ class SpeculativeGeneration(Generation):
             self._trial = None
         if not self._pays.guesses():
             return []
-        # A context that is almost full has room for fewer guesses. It is shifted before it is quite full.
-        n_again = len(self._again)
-        room = memory.size - memory.used - n_again if self.n_cells is None else self.n_cells - self._end
-        n = min(self.n_max, room - 2, self.ctx.n_batch - n_again - 1)
-        if self.n_predict >= 0:
-            n = min(n, self.n_predict - len(self.ids) - 1)
+        n = self._n_guesses()
         if self._pays.on_trial:
             n = min(n, 1)
         guesses = self.drafter.draft([*self.prompt, *self.ids], n) if n > 0 else []
@@ -280,7 +286,7 @@ def with_draft(
     else:
         heads = [_context_like(g.ctx, head) for head in by]
         drafter = HeadDrafter(g.ctx, heads, g.chain.params, draft_min, draft_p_min)
-    of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(g) if f.init}
+    of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(Generation) if f.init}
     follow = drafter.follow if isinstance(drafter, HeadDrafter) else None
     return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max, follow=follow)
 

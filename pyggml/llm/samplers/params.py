@@ -217,6 +217,9 @@ class TextParams(SamplingParams):
         N_PREDICT, "-n --n-predict --predict", "Tokens; negative: no limit.", None, "max_tokens", error=BatchError
     )
     stop: str | Sequence[str] = _option((), "-r --stop --reverse-prompt", "End before this text (repeatable).")
+    lookup: bool = _option(
+        True, "--lookup/--no-lookup", "Guess that the text repeats itself, where that is faster; it stays the same."
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -345,6 +348,7 @@ class TextOptions(SamplingOptions, total=False):
     """The fields of `TextParams` and their other names, `OTHER_NAMES`. (`n_predict` is an argument of its own.)"""
 
     stop: str | Sequence[str]
+    lookup: bool
     temperature: float
     typical_p: float
     mirostat_mode: int
