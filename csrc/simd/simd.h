@@ -352,14 +352,20 @@ PG_INLINE vf vf_set1_f16(const void *p) {
 PG_INLINE vf vf_load_n(const float *p, int n) {
   return (vf){n > 0 ? p[0] : 0, n > 1 ? p[1] : 0, n > 2 ? p[2] : 0, n > 3 ? p[3] : 0};
 }
+// No loops: gcc would make calls of them, around which sums leave their registers.
+PG_INLINE uint16_t vf_u16_if(int there, const void *p, int i) {
+  uint16_t h = 0;
+  if (there) memcpy(&h, (const char *)p + 2 * i, sizeof h);
+  return h;
+}
 PG_INLINE vf vf_load_f16_n(const void *p, int n) {
-  uint16_t h[4] = {0, 0, 0, 0};
-  for (int i = 0; i < n; i++) memcpy(h + i, (const char *)p + 2 * i, 2);
+  const uint16_t h[4] = {vf_u16_if(n > 0, p, 0), vf_u16_if(n > 1, p, 1), vf_u16_if(n > 2, p, 2),
+                         vf_u16_if(n > 3, p, 3)};
   return vf_load_f16(h);
 }
 PG_INLINE vf vf_load_bf16_n(const void *p, int n) {
-  uint16_t h[4] = {0, 0, 0, 0};
-  for (int i = 0; i < n; i++) memcpy(h + i, (const char *)p + 2 * i, 2);
+  const uint16_t h[4] = {vf_u16_if(n > 0, p, 0), vf_u16_if(n > 1, p, 1), vf_u16_if(n > 2, p, 2),
+                         vf_u16_if(n > 3, p, 3)};
   return vf_load_bf16(h);
 }
 PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {

@@ -46,9 +46,9 @@ PG_INLINE int r16_run_of(r16_format f) {
 }
 
 // A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; the
-// integer scales of formats that have them. On x86, columns are multiplied as unsigned bytes, to which 128 was added, and
-// sums begin with `less`, which makes up for that: -128 times the sum of a part's codes. Without VNNI that is one for
-// each run of quartets (r16_run_of), in words. Arm multiplies signed bytes.
+// integer scales of formats that have them. On x86, columns are multiplied as unsigned bytes, to which 128 was added,
+// and sums begin with `less`, which makes up for that: -128 times the sum of a part's codes. Without VNNI that is one
+// for each run of quartets (r16_run_of), in words. Arm multiplies signed bytes.
 typedef struct r16_panel {
   _Alignas(64) int8_t codes[KC / R16_TOGETHER][TILE_ROWS][R16_TOGETHER];
 #if VF_N != 4

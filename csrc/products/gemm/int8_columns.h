@@ -18,7 +18,7 @@ typedef struct r16_byte_columns {
 // All bytes come first, each strip's together (as in fixed_columns.h). Then come the numbers: [strip][group].
 static inline r16_byte_columns r16_bytes_at(const r16_columns *c, int64_t group, int64_t strip) {
   const int64_t n = r16_strip_elements(c, strip), all = (c->n_groups * R16_WIDTH * c->k + 63) / 64 * 64;
-  return (r16_byte_columns){
-      .bytes = (uint8_t(*)[NT][R16_TOGETHER])c->data + (strip * c->strip * c->n_groups + group * n) / R16_TOGETHER,
-      .numbers = (r16_numbers *)(c->data + all) + strip * c->n_groups + group};
+  return (r16_byte_columns){.bytes = (uint8_t(*)[NT][R16_TOGETHER])c->data +
+                                     (strip * c->strip * c->n_groups + group * n) / R16_TOGETHER,
+                            .numbers = (r16_numbers *)(c->data + all) + strip * c->n_groups + group};
 }

@@ -135,8 +135,8 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
       const int8x16_t xhi = vld1q_s8(x[c]->hi + 16 * k), xlo = vld1q_s8(x[c]->lo + 16 * k);
 #define ADD(p)                                                                                                         \
   EACH(n, i) {                                                                                                         \
-    hi[i][c] = vdotq_laneq_s32(hi[i][c], q[i][p], xhi, p);                                                                     \
-    lo[i][c] = vdotq_laneq_s32(lo[i][c], q[i][p], xlo, p);                                                                     \
+    hi[i][c] = vdotq_laneq_s32(hi[i][c], q[i][p], xhi, p);                                                             \
+    lo[i][c] = vdotq_laneq_s32(lo[i][c], q[i][p], xlo, p);                                                             \
   }
       ADD(0)
       ADD(1)
@@ -171,7 +171,8 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
       s[3] = vmlal_high_s16(s[3], high, above);
       if (p % per == per - 1) t[c][part][p / per] = (vi)vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3]));
     }
-    if (p % 2) __asm__ volatile("" ::: "memory"); // codes and columns that were loaded earlier would not fit the registers
+    if (p % 2)
+      __asm__ volatile("" ::: "memory"); // codes and columns that were loaded earlier would not fit the registers
   }
 }
 #endif
