@@ -27,5 +27,7 @@ enum {
 #undef X
   // In the fast form, for all types that products/gemm/int8.h has and all CPUs; the others as above.
   pg_FEW_FAST_avx2 = 4,
-  pg_FEW_FAST_avx512vnni = 10
+  pg_FEW_FAST_avx512vnni = 10,
+  pg_FEW_FAST_dotprod = 2,
+  pg_FEW_FAST_i8mm = 2
 };

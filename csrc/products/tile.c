@@ -40,6 +40,22 @@ PG_INLINE vf load(int type, const char *p) {
   return type == PG_F32 ? vf_load((const float *)p) : type == PG_F16 ? vf_load_f16(p) : vf_load_bf16(p);
 }
 
+// w[0..nv) = vectors that lie one behind the other. On Arm one load is enough for two of halves.
+PG_INLINE void load_some(int type, const char *p, int nv, vf *w) {
+  const int bytes = bytes_of(type, VF_N * 32) / 32;
+#if defined(PG_ISA_neon)
+  if (type != PG_F32 && nv % 2 == 0) {
+    UNROLL for (int v = 0; v < nv; v += 2) {
+      const uint16x8_t two = (uint16x8_t)vld1q_u8((const uint8_t *)p + v * bytes);
+      w[v] = type == PG_F16 ? vcvt_f32_f16((float16x4_t)vget_low_u16(two)) : (vf)vshll_n_u16(vget_low_u16(two), 16);
+      w[v + 1] = type == PG_F16 ? vcvt_high_f32_f16((float16x8_t)two) : (vf)vshll_high_n_u16(two, 16);
+    }
+    return;
+  }
+#endif
+  UNROLL for (int v = 0; v < nv; v++) w[v] = load(type, p + v * bytes);
+}
+
 PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
@@ -111,12 +127,14 @@ PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t 
 
 // acc += `nv` vectors of each row, from byte o on, times those of the columns from element i on.
 PG_INLINE void add_floats(int type, int mr, int nr, int nv, rows a, int64_t o, cols b, int64_t i, vf (*acc)[PG_TALL]) {
-  const int bytes = bytes_of(type, VF_N * 32) / 32;
   vf x[PG_NR][FLOATS];
   UNROLL for (int j = 0; j < nr; j++) UNROLL for (int v = 0; v < nv; v++) x[j][v] = vf_load(b[j] + i + v * VF_N);
-  UNROLL for (int r = 0; r < mr; r++) UNROLL for (int v = 0; v < nv; v++) {
-    const vf w = load(type, a[r] + o + v * bytes);
-    UNROLL for (int j = 0; j < nr; j++) acc[j][r] = vf_fma(w, x[j][v], acc[j][r]);
+  UNROLL for (int r = 0; r < mr; r++) {
+    vf w[FLOATS];
+    load_some(type, a[r] + o, nv, w);
+    UNROLL for (int v = 0; v < nv; v++) UNROLL for (int j = 0; j < nr; j++) {
+      acc[j][r] = vf_fma(w[v], x[j][v], acc[j][r]);
+    }
   }
 }
 

@@ -268,6 +268,18 @@ PG_INLINE vf vf_floor(vf a) { return vrndmq_f32(a); }
 PG_INLINE vf vf_ceil(vf a) { return vrndpq_f32(a); }
 PG_INLINE vf vf_trunc(vf a) { return vrndq_f32(a); }
 PG_INLINE vf vf_sqrt(vf a) { return vsqrtq_f32(a); }
+PG_INLINE vf vf_load_bf16(const void *p) { return (vf)vshll_n_u16((uint16x4_t)vld1_u8(p), 16); }
+PG_INLINE uint8x8_t vf_bytes(const void *p) { // four, and zeros
+  uint32_t x;
+  memcpy(&x, p, sizeof x);
+  return vcreate_u8(x);
+}
+PG_INLINE vf vf_load_i8(const int8_t *p) {
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8((int8x8_t)vf_bytes(p)))));
+}
+PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
+  return vcvtq_f32_s32(((int32x4_t)vmovl_u16(vget_low_u16(vmovl_u8(vf_bytes(p)))) >> shift) & mask);
+}
 #else
 PG_INLINE vf vf_fma(vf a, vf b, vf c) { return a * b + c; }
 PG_INLINE vf vf_fma1(vf a, vf b, vf c) {
@@ -291,6 +303,15 @@ PG_INLINE vf vf_floor(vf a) { return (vf){floorf(a[0]), floorf(a[1]), floorf(a[2
 PG_INLINE vf vf_ceil(vf a) { return (vf){ceilf(a[0]), ceilf(a[1]), ceilf(a[2]), ceilf(a[3])}; }
 PG_INLINE vf vf_trunc(vf a) { return (vf){truncf(a[0]), truncf(a[1]), truncf(a[2]), truncf(a[3])}; }
 PG_INLINE vf vf_sqrt(vf a) { return (vf){sqrtf(a[0]), sqrtf(a[1]), sqrtf(a[2]), sqrtf(a[3])}; }
+PG_INLINE vf vf_load_bf16(const void *p) {
+  uint16_t h[4];
+  memcpy(h, p, sizeof h);
+  return (vf)((vbits){h[0], h[1], h[2], h[3]} << 16);
+}
+PG_INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
+PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
+  return __builtin_convertvector(((vbits){p[0], p[1], p[2], p[3]} >> shift) & mask, vf);
+}
 #endif
 PG_INLINE vf vf_load(const float *p) {
   vf a;
@@ -309,12 +330,6 @@ PG_INLINE float vf_hmax(vf a) {
   const vf b = vf_max(a, (vf){a[2], a[3], a[0], a[1]});
   return b[0] > b[1] ? b[0] : b[1];
 }
-PG_INLINE vf vf_load_i8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
-PG_INLINE vf vf_load_bf16(const void *p) {
-  uint16_t h[4];
-  memcpy(h, p, sizeof h);
-  return (vf)((vbits){h[0], h[1], h[2], h[3]} << 16);
-}
 PG_INLINE vf vf_scale2(vf a, vf n) { // in two halves, so that 2^n itself cannot overflow
   const vbits e = __builtin_convertvector(n, vbits), h = e >> 1;
   return a * (vf)((h + 127) << 23) * (vf)((e - h + 127) << 23);
@@ -327,9 +342,6 @@ PG_INLINE int vf_any_lt(vf a, vf b) {
   const vbits m = a < b;
   return (m[0] | m[1] | m[2] | m[3]) != 0;
 }
-PG_INLINE vf vf_load_bits(const uint8_t *p, int shift, int mask) {
-  return __builtin_convertvector(((vbits){p[0], p[1], p[2], p[3]} >> shift) & mask, vf);
-}
 PG_INLINE vf vf_load_u4(const uint8_t *p, int upper) { return vf_load_bits(p, upper ? 4 : 0, 15); }
 PG_INLINE vf vf_load_i4(const uint8_t *p, int upper) { return vf_load_u4(p, upper) - vf_set1(8); }
 PG_INLINE vf vf_set1_f16(const void *p) {
@@ -340,14 +352,20 @@ PG_INLINE vf vf_set1_f16(const void *p) {
 PG_INLINE vf vf_load_n(const float *p, int n) {
   return (vf){n > 0 ? p[0] : 0, n > 1 ? p[1] : 0, n > 2 ? p[2] : 0, n > 3 ? p[3] : 0};
 }
+// No loops: gcc would make calls of them, around which sums leave their registers.
+PG_INLINE uint16_t vf_u16_if(int there, const void *p, int i) {
+  uint16_t h = 0;
+  if (there) memcpy(&h, (const char *)p + 2 * i, sizeof h);
+  return h;
+}
 PG_INLINE vf vf_load_f16_n(const void *p, int n) {
-  uint16_t h[4] = {0, 0, 0, 0};
-  for (int i = 0; i < n; i++) memcpy(h + i, (const char *)p + 2 * i, 2);
+  const uint16_t h[4] = {vf_u16_if(n > 0, p, 0), vf_u16_if(n > 1, p, 1), vf_u16_if(n > 2, p, 2),
+                         vf_u16_if(n > 3, p, 3)};
   return vf_load_f16(h);
 }
 PG_INLINE vf vf_load_bf16_n(const void *p, int n) {
-  uint16_t h[4] = {0, 0, 0, 0};
-  for (int i = 0; i < n; i++) memcpy(h + i, (const char *)p + 2 * i, 2);
+  const uint16_t h[4] = {vf_u16_if(n > 0, p, 0), vf_u16_if(n > 1, p, 1), vf_u16_if(n > 2, p, 2),
+                         vf_u16_if(n > 3, p, 3)};
   return vf_load_bf16(h);
 }
 PG_INLINE void vf_sum4(float *s, vf a, vf b, vf c, vf d) {

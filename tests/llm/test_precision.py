@@ -15,7 +15,9 @@ from pyggml.types import Floats
 from ..conftest import shared_dir
 
 LLAMAS = shared_dir() / "golden" / "llama"
-FAST = pytest.mark.skipif(isa_name() not in ("avx2", "avx512vnni"), reason="no kernels for the fast form")
+FAST = pytest.mark.skipif(
+    isa_name() not in ("avx2", "avx512vnni", "dotprod", "i8mm"), reason="no kernels for the fast form"
+)
 IDS = list(range(3, 35))
 
 

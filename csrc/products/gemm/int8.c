@@ -9,6 +9,9 @@ typedef struct kind {
   int units, halves, run;
 } kind;
 
+#if VF_N == 4
+#include "products/gemm/int8_arm.h"
+#else
 #define EACH_SUM UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++)
 
 typedef const uint8_t (*bytes)[R16_WIDTH][4];
@@ -138,8 +141,10 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
                     vf_fma(acc[j][i], vf_set1(of->steps[j]), vf_load(t->before[j] + i * VF_N)));
 }
 
+#endif
+
 // The kinds of tiles: number, units, halves, run.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || VF_N == 4
 #define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 2, 4)
 enum { N_KINDS = 4 };
 #else

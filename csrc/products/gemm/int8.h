@@ -9,12 +9,17 @@
 enum {
   KC = R16_RUN, // elements of a strip
   NT = 4,       // columns of a tile: one quad, whose sums stay in registers
-  TILE_VECTORS = 2,
-  TILE_ROWS = TILE_VECTORS * VF_N,
+  TILE_ROWS = VF_N == 16 ? 32 : 16,
+  TILE_VECTORS = TILE_ROWS / VF_N,
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
   TILE_GROUPS = TILE_ROWS / R16_ROWS,
-  R16_PART_QUARTETS = R16_PART / 4
+  R16_PART_QUARTETS = R16_PART / 4,
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+  R16_TOGETHER = 8 // bytes of a row, and of a column, that lie together
+#else
+  R16_TOGETHER = 4
+#endif
 };
 
 // The first column of a group. Groups are equal, because a tile of few columns would wait for its own sums.
@@ -23,10 +28,10 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 PG_INLINE int64_t r16_strip(const r16_product *p) { return KC; }
 
 // How many quartets that share a scale and a factor have products, of codes less their offset with bytes, whose sums
-// fit 16 bits: a power of two. 0 when those of one quartet, with bytes to which 128 was added, may not fit. With VNNI
-// all that is summed has 32 bits.
+// fit 16 bits: a power of two. 0 when those of one quartet, with bytes to which 128 was added, may not fit. With VNNI,
+// and on Arm, all that is summed has 32 bits.
 PG_INLINE int r16_run_of(r16_format f) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || VF_N == 4
   return R16_PART_QUARTETS;
 #else
   switch (f.table) {
@@ -46,12 +51,15 @@ PG_INLINE int r16_run_of(r16_format f) {
 }
 
 // A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; in
-// formats with factors for units the integer scale of each dot (1 when the format has none), without VNNI twice, in
-// words. Columns are multiplied as unsigned bytes, to which 128 was added, and dots begin with `less`, which makes up
-// for that: -128 times the sum of codes, for each run of quartets (r16_run_of), without VNNI in words.
+// formats with factors for units the integer scale of each dot (1 when the format has none), at avx2 twice, in words.
+// On x86, columns are multiplied as unsigned bytes, to which 128 was added, and dots begin with `less`, which makes up
+// for that: -128 times the sum of codes, for each run of quartets (r16_run_of), at avx2 in words. Arm multiplies signed
+// bytes.
 typedef struct r16_panel {
-  _Alignas(64) int8_t codes[KC / 4][TILE_ROWS][4];
+  _Alignas(64) int8_t codes[KC / R16_TOGETHER][TILE_ROWS][R16_TOGETHER];
+#if VF_N != 4
   int32_t less[2 * R16_PARTS][TILE_ROWS];
+#endif
   float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS];
   int32_t whole[R16_PARTS][TILE_ROWS];
   int kind;                            // how dots become sums (int8.c)

@@ -5,17 +5,23 @@
 #include "products/gemm/fixed_pairs.h"
 
 // Factors as the tile multiplies with them (r16_numbers).
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || VF_N == 4
 #define TWICE(factor) (factor)
 #else
 #define TWICE(factor) ((factor) << 16 | (factor))
 #endif
 
-// q[0..16) = 128 + x * one as integers.
+// q[0..16) = x * one as integers; on x86 with 128 added.
 #if VF_N == 16
 PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
   const __m512i v = _mm512_cvtps_epi32(vf_mul(vf_load(x), vf_set1(one)));
   _mm_storeu_si128((__m128i *)q, _mm_xor_si128(_mm512_cvtepi32_epi8(v), _mm_set1_epi8((char)0x80)));
+}
+#elif VF_N == 4
+PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
+  int16x4_t v[4];
+  for (int i = 0; i < 4; i++) v[i] = vmovn_s32(vcvtnq_s32_f32(vf_mul(vf_load(x + 4 * i), vf_set1(one))));
+  for (int i = 0; i < 2; i++) vst1_u8(q + 8 * i, (uint8x8_t)vmovn_s16(vcombine_s16(v[2 * i], v[2 * i + 1])));
 }
 #else
 PG_INLINE void put_part(uint8_t *q, const float *x, float one) {
@@ -60,6 +66,12 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
         if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
       }
     }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for (int64_t i = 0; i < n / R16_TOGETHER; i++)
+      for (int j = 0; j < R16_QUAD; j++)
+        memcpy(to.bytes[i][share.column + j], four[j] + i * R16_TOGETHER, R16_TOGETHER);
+#else
     put_4_columns((int16_t *)to.bytes[0][share.column], (const int16_t(*)[KC])four, R16_WIDTH, n / 4);
+#endif
   }
 }

@@ -5,7 +5,7 @@
 // The numbers of a strip of a group of columns.
 typedef struct r16_numbers {
   float steps[R16_WIDTH];
-  int32_t factors[R16_PARTS][R16_WIDTH]; // of each part of 16 elements, without VNNI twice, in words; or of each unit
+  int32_t factors[R16_PARTS][R16_WIDTH]; // of each part of 16 elements, at avx2 twice, in words; or of each unit
   float sums[2][R16_PARTS][R16_WIDTH];   // of integers: of each part, of each unit
 } r16_numbers;
 
@@ -14,14 +14,14 @@ int R16_INT8_FN(r16_kind_of)(r16_format f);
 
 // A strip of a group of columns, filled up with columns that nobody reads.
 typedef struct r16_byte_columns {
-  uint8_t (*bytes)[R16_WIDTH][4]; // [quartet][column][4], 128 more than they are
+  uint8_t (*bytes)[R16_WIDTH][R16_TOGETHER]; // [quartet or two][column][R16_TOGETHER]; on x86 128 more than they are
   r16_numbers *numbers;
 } r16_byte_columns;
 
 // All bytes come first, each strip's together (as in fixed_columns.h). Then come the numbers: [strip][group].
 static inline r16_byte_columns r16_bytes_at(const r16_columns *c, int64_t group, int64_t strip) {
   const int64_t n = r16_strip_elements(c, strip), all = (c->n_groups * R16_WIDTH * c->k + 63) / 64 * 64;
-  return (r16_byte_columns){.bytes =
-                                (uint8_t(*)[R16_WIDTH][4])c->data + (strip * c->strip * c->n_groups + group * n) / 4,
+  return (r16_byte_columns){.bytes = (uint8_t(*)[R16_WIDTH][R16_TOGETHER])c->data +
+                                     (strip * c->strip * c->n_groups + group * n) / R16_TOGETHER,
                             .numbers = (r16_numbers *)(c->data + all) + strip * c->n_groups + group};
 }

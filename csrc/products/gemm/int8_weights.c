@@ -3,6 +3,24 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/weights.h"
 
+// Put the codes of a part's rows of a unit in their place in a panel, less their offset; and what makes up for columns
+// that are 128 more.
+#if VF_N == 4
+PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*to)[TILE_ROWS][R16_TOGETHER]) {
+  vi two[2];
+  _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
+    two[p % 2] = r16_quartet(f, unit, part, p) - (uint8_t)f.offset;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if (p % 2 == 0) continue;
+    const uint32x4_t a = (uint32x4_t)two[0], b = (uint32x4_t)two[1];
+    vst1q_u8((uint8_t *)to[p / 2][0], (vi)vzip1q_u32(a, b));
+    vst1q_u8((uint8_t *)to[p / 2][2], (vi)vzip2q_u32(a, b));
+#else
+    vst1q_u8((uint8_t *)to[p][0], two[p % 2]);
+#endif
+  }
+}
+#else
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
 
 // sum + 128 times the codes of each row; without VNNI in words, of two codes each.
@@ -21,8 +39,22 @@ PG_INLINE vi negative(vi sum) {
 #endif
 }
 
+PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*to)[TILE_ROWS][R16_TOGETHER],
+                         int32_t (*less)[TILE_ROWS]) {
+  const int run = PG_MAX(1, r16_run_of(f)); // formats that have none do not come here
+  vi sum = vi_zero();
+  _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
+    const vi q = (vi)((lane_bytes)r16_quartet(f, unit, part, p) - (uint8_t)f.offset);
+    memcpy(to[p], &q, sizeof q);
+    sum = add_128_times(p % run ? sum : vi_zero(), q);
+    const vi all = negative(sum);
+    if (p % run == run - 1) memcpy(*less++, &all, sizeof all);
+  }
+}
+#endif
+
 // An integer scale as a tile multiplies with it.
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || VF_N == 4
 #define WHOLE(scale) (scale)
 #else
 #define WHOLE(scale) vi_twice_16(scale)
@@ -31,13 +63,11 @@ PG_INLINE vi negative(vi sum) {
 // n units of a group, for the VF_N rows of a part: rows `row` .. of the panel.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
   const int halves = r16_halves(f), head_bytes = r16_head_bytes(f), sum_units = r16_sum_units(f);
-  const int run = PG_MAX(1, r16_run_of(f)); // formats that have none do not come here
-  int8_t(*to)[TILE_ROWS][4] = (int8_t(*)[TILE_ROWS][4])panel->codes[0][row];
-  int32_t(*less)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->less[0] + row);
+  int8_t(*to)[TILE_ROWS][R16_TOGETHER] = (int8_t(*)[TILE_ROWS][R16_TOGETHER])panel->codes[0][row];
   float(*scale)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->scales[0] + row);
   float(*shift)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->shifts[0] + row);
   int32_t(*whole)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->whole[0] + row);
-  for (int u = 0; u < n; u++, to += R16_QUARTETS) {
+  for (int u = 0; u < n; u++, to += R16_UNIT / R16_TOGETHER) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
     const r16_head h = r16_head_at(f, block, part);
@@ -51,14 +81,12 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
         vf_store(*scale++, w.scale[i]);
     }
     if (r16_sums_units(f) && u % sum_units == 0) vf_store(*scale++, h.d);
-    vi sum = vi_zero();
-    _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
-      const vi q = (vi)((lane_bytes)r16_quartet(f, unit, part, p) - (uint8_t)f.offset);
-      memcpy(to[p], &q, sizeof q);
-      sum = add_128_times(p % run ? sum : vi_zero(), q);
-      const vi all = negative(sum);
-      if (p % run == run - 1) memcpy(*less++, &all, sizeof all);
-    }
+#if VF_N == 4
+    put_codes(f, unit, part, to);
+#else
+    const int run = PG_MAX(1, r16_run_of(f));
+    put_codes(f, unit, part, to, (int32_t(*)[TILE_ROWS])(panel->less[u * (R16_QUARTETS / run)] + row));
+#endif
   }
 }
 
@@ -81,8 +109,10 @@ void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t 
       continue;
     }
     // nobody reads the results
-    for (int i = 0; i < nk / 4; i++) memset(panel->codes[i][row], 0, R16_ROWS * 4);
+    for (int i = 0; i < nk / R16_TOGETHER; i++) memset(panel->codes[i][row], 0, R16_ROWS * R16_TOGETHER);
+#if VF_N != 4
     for (int i = 0; i < 2 * R16_PARTS; i++) memset(panel->less[i] + row, 0, R16_ROWS * sizeof(int32_t));
+#endif
     for (int i = 0; i < R16_PARTS; i++) {
       memset(panel->scales[i] + row, 0, R16_ROWS * sizeof(float));
       memset(panel->shifts[i] + row, 0, R16_ROWS * sizeof(float));

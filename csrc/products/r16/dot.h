@@ -8,6 +8,8 @@ enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
 #if defined(__AVX512VNNI__)
   NC = 8, // columns at a time: as many accumulators as the registers hold
+#elif VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+  NC = 4,
 #else
   NC = 5, // six would take as long as three twice
 #endif
@@ -71,11 +73,13 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
   }
 }
 #elif VF_N == 4
+#if defined(__ARM_FEATURE_DOTPROD)
 // Bytes are multiplied as signed numbers. Codes that fill a byte are all less 128, which is their offset.
 PG_INLINE int32x4_t less_offset(r16_format f, const r16_x *x, int h) {
   if (!f.offset || f.offset == 128) return vdupq_n_s32(0);
   return vdupq_n_s32(x->less[r16_halves(f) == 1 ? 2 : h] * f.offset);
 }
+#endif
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 enum { AT_ONCE = 2 }; // parts, whose sums fit the registers: they share what is loaded of the columns
@@ -108,19 +112,8 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
     }
   }
 }
-#else
+#elif defined(__ARM_FEATURE_DOTPROD)
 enum { AT_ONCE = 1 };
-
-// sum + a times the four bytes `lane` of b in all lanes.
-#if defined(__ARM_FEATURE_DOTPROD)
-#define ADD_DOT(sum, a, b, lane) vdotq_laneq_s32(sum, a, b, lane)
-#else
-PG_INLINE int32x4_t add_dot(int32x4_t sum, int8x16_t a, int8x16_t b) {
-  const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b))), high = vpaddlq_s16(vmull_high_s8(a, b));
-  return sum + vpaddq_s32(low, high);
-}
-#define ADD_DOT(sum, a, b, lane) add_dot(sum, a, (int8x16_t)vdupq_laneq_s32((int32x4_t)(b), lane))
-#endif
 
 // For the rows of `n` parts.
 PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int first, int n, blocks x,
@@ -142,8 +135,8 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
       const int8x16_t xhi = vld1q_s8(x[c]->hi + 16 * k), xlo = vld1q_s8(x[c]->lo + 16 * k);
 #define ADD(p)                                                                                                         \
   EACH(n, i) {                                                                                                         \
-    hi[i][c] = ADD_DOT(hi[i][c], q[i][p], xhi, p);                                                                     \
-    lo[i][c] = ADD_DOT(lo[i][c], q[i][p], xlo, p);                                                                     \
+    hi[i][c] = vdotq_laneq_s32(hi[i][c], q[i][p], xhi, p);                                                             \
+    lo[i][c] = vdotq_laneq_s32(lo[i][c], q[i][p], xlo, p);                                                             \
   }
       ADD(0)
       ADD(1)
@@ -152,6 +145,34 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
 #undef ADD
     }
     if (k || halves == 2) EACH(nc, c) EACH(n, i) t[c][first + i][h] = (vi)((hi[i][c] << 8) + lo[i][c]);
+  }
+}
+#else
+enum { AT_ONCE = 1 };
+
+// Codes less their offset as words, times words of the columns: the sums of a row are the lanes of a register.
+PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *from, int part, int n, blocks x,
+                        dots *t) {
+  const int per = R16_QUARTETS / r16_halves(f);
+  const vi offset = vi_set1_i8(f.offset);
+  int32x4_t sum[NC][4];
+  EACH(R16_QUARTETS, p) {
+    const vi q = quartet(f, from, part, p);
+    const int16x8_t low = (int16x8_t)vsubl_u8(vget_low_u8(q), vget_low_u8(offset)), // rows 0 and 1
+        high = (int16x8_t)vsubl_high_u8(q, offset);
+    EACH(nc, c) {
+      int32x4_t *s = sum[c];
+      if (p % per == 0) s[0] = s[1] = s[2] = s[3] = vdupq_n_s32(0);
+      const int16x8_t two = vld1q_s16(x[c]->q + p / 2 * 8), other = vextq_s16(two, two, 4);
+      const int16x8_t b = p % 2 ? other : two, above = p % 2 ? two : other; // the quartet lies low, or high
+      s[0] = vmlal_s16(s[0], vget_low_s16(low), vget_low_s16(b));
+      s[1] = vmlal_high_s16(s[1], low, above);
+      s[2] = vmlal_s16(s[2], vget_low_s16(high), vget_low_s16(b));
+      s[3] = vmlal_high_s16(s[3], high, above);
+      if (p % per == per - 1) t[c][part][p / per] = (vi)vpaddq_s32(vpaddq_s32(s[0], s[1]), vpaddq_s32(s[2], s[3]));
+    }
+    if (p % 2)
+      __asm__ volatile("" ::: "memory"); // codes and columns that were loaded earlier would not fit the registers
   }
 }
 #endif

@@ -41,7 +41,11 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
     q[i] = vmovn_s32(wide);
   }
   for (int i = 0; i < 2; i++) {
-    const int16x8_t both = vcombine_s16(q[2 * i], q[2 * i + 1]), hi = (both + 128) >> 8;
+    const int16x8_t both = vcombine_s16(q[2 * i], q[2 * i + 1]);
+#if !defined(__ARM_FEATURE_DOTPROD)
+    vst1q_s16(x->q + half * 16 + 8 * i, both);
+#else
+    const int16x8_t hi = (both + 128) >> 8;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
     int8_t(*to)[8] = x->both[2 * half + i];
     vst1_s8(to[0], vmovn_s16(hi));
@@ -49,6 +53,7 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
 #else
     vst1_s8(x->hi + half * 16 + 8 * i, vmovn_s16(hi));
     vst1_s8(x->lo + half * 16 + 8 * i, vmovn_s16(both - (hi << 8)));
+#endif
 #endif
   }
   return vaddvq_s32(sum);

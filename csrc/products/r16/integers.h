@@ -7,6 +7,8 @@
 struct r16_x {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   int8_t both[4][2][8]; // hi and lo of eight elements side by side: x = d * (256 * hi + lo)
+#elif VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+  int16_t q[32]; // x = d * q
 #else
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
 #endif

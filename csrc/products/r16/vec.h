@@ -120,6 +120,14 @@ PG_INLINE vi vi_move_bits(vi a, int from, int to) {
   return from > to ? vi_shr(a, from - to) : from < to ? vi_shl(a, to - from) : a;
 }
 
+// The n bits of each byte from bit `from` on.
+PG_INLINE vi vi_bits(vi a, int from, int n) {
+#if VF_N == 4
+  if (from + n == 8) return a >> from;
+#endif
+  return vi_and(vi_move_bits(a, from, 0), vi_set1_i8((1 << n) - 1));
+}
+
 // Codes as unsigned bytes: the codes themselves, or, in formats with a table, their values plus 128.
 PG_INLINE vi r16_values(r16_format f, vi q) {
   switch (f.table) {
@@ -150,10 +158,10 @@ PG_INLINE vi r16_quartet(r16_format f, const void *unit, int part, int p) {
     return vi_load(u + p * R16_LINE);
   case R16_CRUMBS:
   case R16_CRUMBS_BITS:
-    q = vi_and(vi_move_bits(vi_load(u + p / 4 * R16_LINE), p % 4 * 2, 0), vi_set1_i8(3));
+    q = vi_bits(vi_load(u + p / 4 * R16_LINE), p % 4 * 2, 2);
     break;
   default:
-    q = vi_and(vi_move_bits(vi_load(u + p / 2 * R16_LINE), p % 2 * 4, 0), vi_set1_i8(15));
+    q = vi_bits(vi_load(u + p / 2 * R16_LINE), p % 2 * 4, 4);
   }
   switch (f.codes) {
   case R16_NIBBLES_BITS:

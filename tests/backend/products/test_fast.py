@@ -16,7 +16,8 @@ from pyggml.testing.harness import gaussian, nmse
 
 from .test_repack import ISAS, TYPES, decoded, run, source, terms
 
-FAST = [isa for isa in ISAS if isa in ("avx2", "avx512vnni")]  # the levels that have kernels for it
+FAST = [isa for isa in ISAS if isa in ("avx2", "avx512vnni", "dotprod", "i8mm")]  # the levels that have kernels for it
+FLOATS = [isa for isa in FAST if isa in FAST_BEYOND]  # and those that have some for floats
 TRIED, ROOM = 8, 0.97  # of round.h
 
 
@@ -117,7 +118,7 @@ def test_choice() -> None:
         assert found[1] is w.form.copy
 
 
-@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("isa", FLOATS)
 @pytest.mark.parametrize("dtype", [gg.F16, gg.BF16], ids=lambda t: t.name)
 def test_floats(dtype: gg.DType, isa: str) -> None:
     """Each operand has steps for each 128 elements: 128 / 12 / 46000**2 of error, twice that where one value outweighs
@@ -140,7 +141,7 @@ def test_floats(dtype: gg.DType, isa: str) -> None:
     assert choose(isa, gg.mul_mat(short, source(gg.F32, gaussian(rng, (64, 96))))) is None
 
 
-@pytest.mark.parametrize("isa", FAST)
+@pytest.mark.parametrize("isa", FLOATS)
 def test_floats_at_the_ends(isa: str) -> None:
     """Zeros, subnormals, the largest numbers; NaN and infinities stay in their rows and columns."""
     rng = np.random.default_rng(6)
