@@ -145,6 +145,7 @@ def index(data: bytes) -> None:
         t.stored()
 
 
+FEW_TOKENS = {"TOKENIZER_TOKENS": 1 << 12}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -206,7 +207,7 @@ def _configs() -> Iterable[bytes]:
 
 @harness(
     "pyggml.hf.config", "pyggml.hf.metadata", "pyggml.hf.folder", "pyggml.hf.families", seeds=_configs, allowed=ModelError,
-    words=TYPES, change=change_json,
+    words=TYPES, change=change_json, limits=FEW_TOKENS,
 )  # fmt: skip
 def config(data: bytes) -> None:
     """A config.json with a tokenizer and without weights."""
@@ -237,7 +238,7 @@ def _checkpoint() -> Path:
 
 @harness(
     "pyggml.hf.folder", "pyggml.hf.tensors", "pyggml.hf.family", seeds=lambda: [json.dumps({k: v for k, v in CONFIG.items() if k != "quantization_config"}).encode()],
-    allowed=ModelError, words=TYPES, change=change_json,
+    allowed=ModelError, words=TYPES, change=change_json, limits=FEW_TOKENS,
 )  # fmt: skip
 def checkpoint(data: bytes) -> None:
     """A config.json beside weights: every tensor is made."""
@@ -258,7 +259,7 @@ def _read_tokenizer(name: str) -> None:
 
 
 @harness(
-    "pyggml.hf.tokenizer", "pyggml.hf.pretokenizers", "pyggml.hf.parts", allowed=ModelError, change=change_json,
+    "pyggml.hf.tokenizer", "pyggml.hf.pretokenizers", "pyggml.hf.parts", allowed=ModelError, change=change_json, limits=FEW_TOKENS,
     seeds=lambda: [json.dumps(x).encode() for x in (BPE, UNIGRAM, WORD_PIECE)],
     words="BPE Unigram WordPiece ByteLevel Metaspace Sequence Digits Punctuation Split NFKC ByteFallback byte_fallback",
 )  # fmt: skip

@@ -134,7 +134,7 @@ def _towers() -> Iterable[bytes]:
 
 @harness(
     "pyggml.llm.tower", "pyggml.llm.picture", "pyggml.models.towers", "pyggml.media", seeds=_towers, allowed=GGMLError,
-    words=TOWERS, change=change_gguf, seconds=10.0,
+    words=TOWERS, change=change_gguf, seconds=10.0, limits={"PICTURE_PAIRS": 1 << 20, "PICTURE_PIXELS": 1 << 20},
 )  # fmt: skip
 def mmproj(data: bytes) -> None:
     """The tower of an mmproj file, which sees a picture."""
