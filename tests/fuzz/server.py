@@ -13,6 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from pyggml.llm.model import load_model
+from pyggml.llm.samplers.params import TextParams
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.app import _BOTH, _GET, _POST
 
@@ -197,7 +198,8 @@ def _app() -> Starlette:
     return create_app(
         model,
         ServeOptions(
-            n_ctx=2048,
+            n_ctx=1024,
+            defaults=TextParams(n_predict=4),
             n_parallel=2,
             metrics=True,
             props=True,
@@ -233,7 +235,7 @@ async def _ask(scope: dict[str, Any], body: bytes) -> tuple[int, bytes]:
         else:
             parts.append(message.get("body", b""))
 
-    await asyncio.wait_for(_app()(scope, receive, send), 30)
+    await asyncio.wait_for(_app()(scope, receive, send), 120)
     return status, b"".join(parts)
 
 
