@@ -29,7 +29,6 @@ from .nodes import (
 )
 from .rewrite import holding, nullable, simplified
 
-
 _LEAF = 16  # steps that a leaf costs, as its places, pairs and sets take some forty microseconds
 
 
