@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from . import limits
 from .errors import GGMLError
 from .system.files import READ
 
 
-def open_regular(path: str | Path, error: type[GGMLError]) -> IO[bytes]:
+def open_regular(path: str | os.PathLike[str], error: type[GGMLError]) -> BinaryIO:
     """The regular file `path`, open for reading. Raises `error` when it is not a regular file (a FIFO would block, a
     device may never end) and for what no file can be called, OSError when it cannot be opened."""
     try:

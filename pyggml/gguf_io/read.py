@@ -153,9 +153,9 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
 def is_whisper_file(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as those of whisper.cpp do."""
     try:
-        with open(path, "rb") as f:
+        with open_regular(path, GGUFError) as f:
             return f.read(4) == _WHISPER_MAGIC
-    except OSError:
+    except (OSError, GGUFError):
         return False  # whoever opens it says why
 
 

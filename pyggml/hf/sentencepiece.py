@@ -15,6 +15,7 @@ from pyggml.errors import ModelError
 
 UNIGRAM, BPE = 1, 2  # values of `trainer_spec.model_type`
 _BYTE = 6  # a value of `SentencePiece.type`
+_TYPES = range(1, 7)  # all of them
 _NONE = 2**64 - 1  # -1 in an int32 field
 _VARINT = 10  # bytes, at most
 
@@ -41,7 +42,10 @@ def parse(data: bytes, path: str) -> SentencePiece:
             if number == 1:
                 piece = dict(_fields(_bytes(value)))
                 score = struct.unpack("<f", _bytes(piece[2]))[0] if 2 in piece else 0.0
-                found.pieces.append((_bytes(piece.get(1, b"")).decode(), score, _number(piece.get(3, 1))))
+                kind = _number(piece.get(3, 1))
+                if kind not in _TYPES:
+                    raise ModelError(f"{path}: a piece has the type {kind}; there are 1 to 6")
+                found.pieces.append((_bytes(piece.get(1, b"")).decode(), score, kind))
                 if len(found.pieces) > limits.TOKENIZER_TOKENS:
                     raise ModelError(f"{path}: has more than {limits.TOKENIZER_TOKENS} pieces")
             elif number == 2:

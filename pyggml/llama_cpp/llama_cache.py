@@ -15,12 +15,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import StateError
 from ..gguf_io.atomic_file import AtomicFile
 from ..llm.generate.prefixes import common_prefix
+from ..small_file import open_regular
 from ..types import Floats
 
 Entry = tuple[str, tuple[int, ...]]  # the adapters and the tokens of a state
-_DAMAGED = (ValueError, TypeError, LookupError, RecursionError)
+_DAMAGED = (ValueError, TypeError, LookupError, RecursionError, StateError)
 _HEADER_BYTES = 1 << 24  # the first line of a file of `LlamaDiskCache`
 
 
@@ -166,7 +168,7 @@ class LlamaDiskCache(_OwnCache):
             return None
         path = entries[entry]
         try:
-            with open(path, "rb") as f:
+            with open_regular(path, StateError) as f:
                 found, seed = _about(f)
                 data = f.read()
             os.utime(path)
@@ -195,7 +197,7 @@ def _about(f: BinaryIO) -> tuple[Entry, int]:
 def _entry(path: Path) -> Entry | None:
     """What a file has; None when it is damaged."""
     try:
-        with open(path, "rb") as f:
+        with open_regular(path, StateError) as f:
             return _about(f)[0]
     except (OSError, *_DAMAGED):
         return None

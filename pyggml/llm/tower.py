@@ -10,8 +10,9 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import limits
 from pyggml.backends.cpu.repack import be_fast, repack, repack_in_passing
-from pyggml.errors import ModelError, OneSite
+from pyggml.errors import MediaError, ModelError, OneSite
 from pyggml.gguf_io.bind import bind
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
@@ -98,7 +99,13 @@ class LoadedTower:
 
     def __call__(self, size: TowerSize, **inputs: Array) -> dict[str, Array]:
         """See `TowerRun`. Many tiles run in several graphs, each of which has tiles of `PIECE` patches, so that memory
-        does not grow with their number. Taps and edits see all tiles in one graph."""
+        does not grow with their number. Taps and edits see all tiles in one graph. Raises MediaError for more pairs
+        of patches than `limits.PICTURE_PAIRS`."""
+        if self.tower.side == "v" and size.n * (size.h * size.w) ** 2 > limits.PICTURE_PAIRS:
+            raise MediaError(
+                f"{self.path}: a picture becomes {size.n} tiles of {size.h} x {size.w} patches, with more pairs than "
+                f"pyggml.limits.PICTURE_PAIRS ({limits.PICTURE_PAIRS})"
+            )
         most = max(PIECE // (size.h * size.w), 1)
         if size.n > most and not self.watches.patterns:
             groups = [slice(i, min(i + most, size.n)) for i in range(0, size.n, most)]

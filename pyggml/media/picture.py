@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import limits
 from ..errors import MediaError, path_name
+from ..small_file import open_regular
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,7 +47,7 @@ def open_rgb(image: Any) -> Image:
     module, name = pillow(), picture_name(image)
     try:
         if isinstance(image, (str, os.PathLike)):
-            with open(path_name(image, MediaError), "rb") as file:
+            with open_regular(path_name(image, MediaError), MediaError) as file:
                 return _decoded(module, file)
         if isinstance(image, _BYTES):
             return _decoded(module, io.BytesIO(image))

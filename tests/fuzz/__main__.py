@@ -17,7 +17,13 @@ import traceback
 import types
 import zipfile
 import zlib
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from .harness import Harness
 
 CORPUS = Path(__file__).with_name("corpus")  # a .zip for each harness: what explore has found, made small
 MODULES = ("files", "texts", "numbers", "media", "drawings", "server")
@@ -42,7 +48,7 @@ def found_by(work: Path, name: str) -> list[Path]:
 class Watch:
     """Runs inputs of a harness, and writes down in a folder what goes wrong: once for each place in the code."""
 
-    def __init__(self, harness, findings: Path) -> None:
+    def __init__(self, harness: Harness, findings: Path) -> None:
         self.harness, self.findings = harness, findings / harness.name
         self.n = self.n_taken = 0  # inputs; those that were no error
         self.places: set[str] = set()
@@ -89,7 +95,12 @@ class Watch:
         self.stats.write_text(json.dumps({"runs": self.n, "seconds": round(time.monotonic() - self.begun, 1)}))
 
 
-def load(names: list[str]):
+def limited(h: Harness) -> AbstractContextManager[object]:
+    """The limits of a harness are those of pyggml until the context ends."""
+    return patch.multiple("pyggml.limits", **h.limits) if h.limits else nullcontext()
+
+
+def load(names: list[str]) -> list[Harness]:
     """The harnesses of these names; all when there are none."""
     from .harness import HARNESSES, folder
 
@@ -104,12 +115,20 @@ def load(names: list[str]):
 
 def replay(args: argparse.Namespace) -> None:
     """The corpus and the seeds, and `--changes` changes of them for each harness (or as many as `--seconds` allow)."""
+    failed = 0
+    for h in load(args.names):
+        failed += _replayed(h, args)
+    if failed:
+        sys.exit(f"{failed} faults: see {args.work}")
+
+
+def _replayed(h: Harness, args: argparse.Namespace) -> int:
+    """The number of faults of a harness."""
     import numpy as np
 
     from .changes import change_bytes
 
-    failed = 0
-    for h in load(args.names):
+    with limited(h):
         watch, rng = Watch(h, args.work), np.random.default_rng(args.seed)
         sound = [*h.seeds(), *corpus_of(h.name), *(path.read_bytes() for path in found_by(args.work, h.name))]
         for data in sound:
@@ -124,9 +143,7 @@ def replay(args: argparse.Namespace) -> None:
             watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
         inputs = f"{watch.n:7} inputs, {watch.n_taken} taken"
         print(f"{h.name:14} {inputs}, {time.monotonic() - begun:.1f} s, {len(watch.places)} faults", flush=True)
-        failed += len(watch.places)
-    if failed:
-        sys.exit(f"{failed} faults: see {args.work}")
+    return len(watch.places)
 
 
 def explore(args: argparse.Namespace) -> None:
@@ -161,7 +178,8 @@ def explore(args: argparse.Namespace) -> None:
     options += [f"-artifact_prefix={args.work}/{name}-", f"-max_len={args.max_len}", "-detect_leaks=0"]
     options += [f"-dict={words}"] if h.words else []
     atheris.Setup([sys.argv[0], *(args.rest or [*options, str(corpus)])], watch, custom_mutator=change)
-    atheris.Fuzz()
+    with limited(h):
+        atheris.Fuzz()
 
 
 def keep(args: argparse.Namespace) -> None:

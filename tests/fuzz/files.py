@@ -38,7 +38,15 @@ from pyggml.llm.vocab import Vocab
 
 from ..gguf_files import write_all
 from ..llm.adapters.make import halves, write_lora
-from .changes import change_gguf, change_json
+from .changes import (
+    change_bytes,
+    change_gguf,
+    change_json,
+    change_parts,
+    change_protobuf,
+    change_safetensors,
+    change_zip,
+)
 from .harness import folder, harness, put_file, small_gguf, small_model
 
 TEXT = "Once upon a time, <s> \N{SNOWMAN} \x00"
@@ -80,7 +88,17 @@ def _parts() -> Iterable[bytes]:
     yield struct.pack("<I", len(parts[0])) + b"".join(parts)
 
 
-@harness("pyggml.gguf_io.split", seeds=_parts, allowed=GGUFError, words=KEYS)
+def _change_part(rng: np.random.Generator, data: bytes) -> bytes:
+    n = int.from_bytes(data[:4], "little")
+    first, second = data[4 : 4 + n], data[4 + n :]
+    if rng.integers(2):
+        first = change_gguf(rng, first)
+    else:
+        second = change_gguf(rng, second)
+    return struct.pack("<I", len(first)) + first + second
+
+
+@harness("pyggml.gguf_io.split", seeds=_parts, allowed=GGUFError, words=KEYS, change=_change_part)
 def split(data: bytes) -> None:
     """The length of the first part, and both."""
     n = int.from_bytes(data[:4], "little")
@@ -113,7 +131,7 @@ def _safetensors(n: int = 2) -> bytes:
 
 
 @harness(
-    "pyggml.hf.safetensors", seeds=lambda: map(_safetensors, range(5)), allowed=ModelError,
+    "pyggml.hf.safetensors", seeds=lambda: map(_safetensors, range(5)), allowed=ModelError, change=change_safetensors,
     words='"dtype" "shape" "data_offsets" "__metadata__" "F64" "F16" "U8" "BOOL" 9223372036854775807',
 )  # fmt: skip
 def safetensors(data: bytes) -> None:
@@ -145,6 +163,7 @@ def index(data: bytes) -> None:
         t.stored()
 
 
+FEW_TOKENS = {"TOKENIZER_TOKENS": 1 << 12}
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -206,7 +225,7 @@ def _configs() -> Iterable[bytes]:
 
 @harness(
     "pyggml.hf.config", "pyggml.hf.metadata", "pyggml.hf.folder", "pyggml.hf.families", seeds=_configs, allowed=ModelError,
-    words=TYPES, change=change_json,
+    words=TYPES, change=change_json, limits=FEW_TOKENS,
 )  # fmt: skip
 def config(data: bytes) -> None:
     """A config.json with a tokenizer and without weights."""
@@ -237,7 +256,7 @@ def _checkpoint() -> Path:
 
 @harness(
     "pyggml.hf.folder", "pyggml.hf.tensors", "pyggml.hf.family", seeds=lambda: [json.dumps({k: v for k, v in CONFIG.items() if k != "quantization_config"}).encode()],
-    allowed=ModelError, words=TYPES, change=change_json,
+    allowed=ModelError, words=TYPES, change=change_json, limits=FEW_TOKENS,
 )  # fmt: skip
 def checkpoint(data: bytes) -> None:
     """A config.json beside weights: every tensor is made."""
@@ -258,7 +277,7 @@ def _read_tokenizer(name: str) -> None:
 
 
 @harness(
-    "pyggml.hf.tokenizer", "pyggml.hf.pretokenizers", "pyggml.hf.parts", allowed=ModelError, change=change_json,
+    "pyggml.hf.tokenizer", "pyggml.hf.pretokenizers", "pyggml.hf.parts", allowed=ModelError, change=change_json, limits=FEW_TOKENS,
     seeds=lambda: [json.dumps(x).encode() for x in (BPE, UNIGRAM, WORD_PIECE)],
     words="BPE Unigram WordPiece ByteLevel Metaspace Sequence Digits Punctuation Split NFKC ByteFallback byte_fallback",
 )  # fmt: skip
@@ -281,7 +300,7 @@ def _pieces() -> Iterable[bytes]:
         yield build(SentencePiece(pieces, kind, charsmap, roles={"unk": 0, "bos": 1}))
 
 
-@harness("pyggml.hf.sentencepiece", "pyggml.hf.tokenizer", seeds=_pieces, allowed=ModelError)
+@harness("pyggml.hf.sentencepiece", seeds=_pieces, allowed=ModelError, change=change_protobuf)
 def sentencepiece(data: bytes) -> None:
     """A tokenizer.model."""
     put_file("pieces/tokenizer.model", data)
@@ -339,7 +358,7 @@ def _peft() -> Iterable[bytes]:
 
 
 @harness(
-    "pyggml.llm.adapters.peft", seeds=_peft, allowed=ModelError,
+    "pyggml.llm.adapters.peft", seeds=_peft, allowed=ModelError, change=change_parts(b"\n\n", change_json, change_safetensors),
     words="lora_A lora_B lora_embedding_A lora_magnitude_vector rank_pattern alpha_pattern self_attn mlp lm_head use_dora (a*)*b",
 )  # fmt: skip
 def peft(data: bytes) -> None:
@@ -390,7 +409,7 @@ def _states() -> Iterable[bytes]:
 
 @harness(
     "pyggml.llm.state.save_load", "pyggml.models.memory.state_file", "pyggml.models.memory.kv_cache", seeds=_states,
-    allowed=(StateError, KVCacheFull), words="context sequence cells seqs head drift outputs tokens caches states",
+    allowed=(StateError, KVCacheFull), change=change_parts(b"\n", change_json, change_bytes), words="context sequence cells seqs head drift outputs tokens caches states",
 )  # fmt: skip
 def state(data: bytes) -> None:
     """A saved context, or a saved sequence: the file, or its header, a new line, and the rest, from which a file with
@@ -421,7 +440,11 @@ def _traces() -> Iterable[bytes]:
 
 
 @harness(
-    "pyggml.inspect.trace", seeds=_traces, allowed=GGUFError, words="PK descr fortran_order manifest.json .npy <f4 |O"
+    "pyggml.inspect.trace",
+    seeds=_traces,
+    allowed=GGUFError,
+    change=change_zip,
+    words="PK descr fortran_order manifest.json .npy <f4 |O",
 )
 def trace(data: bytes) -> None:
     with warnings.catch_warnings():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,6 +28,7 @@ class Harness:
     seeds    inputs that a parser understands, from which changes are made
     words    what its format has in its middle, for the fuzzer to put in
     change   changes an input by its structure; None: only its bytes are changed
+    limits   those of pyggml.limits that are lower than usual, so that what is just within them is quick
     """
 
     name: str
@@ -37,6 +39,7 @@ class Harness:
     words: tuple[bytes, ...]
     change: Change | None
     seconds: float
+    limits: Mapping[str, int]
 
 
 HARNESSES: dict[str, Harness] = {}
@@ -49,13 +52,15 @@ def harness(
     words: str = "",
     change: Change | None = None,
     seconds: float = 2.0,
+    limits: Mapping[str, int] = MappingProxyType({}),
 ) -> Callable[[Run], Run]:
     """Make a function a harness of its name. `words` are separated by spaces."""
 
     def put(run: Run) -> Run:
         name = run.__name__
         kinds = allowed if isinstance(allowed, tuple) else (allowed,)
-        HARNESSES[name] = Harness(name, run, kinds, covers, seeds, tuple(words.encode().split()), change, seconds)
+        own = tuple(words.encode().split())
+        HARNESSES[name] = Harness(name, run, kinds, covers, seeds, own, change, seconds, limits)
         return run
 
     return put

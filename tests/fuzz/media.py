@@ -24,7 +24,7 @@ from pyggml.media.sound import read_sound
 from pyggml.tensor import rank_of
 
 from ..gguf_files import write_all
-from .changes import change_gguf
+from .changes import change_bytes, change_gguf
 from .harness import folder, harness, put_file
 
 
@@ -78,8 +78,49 @@ def _sounds() -> Iterable[bytes]:
     )
 
 
+def _change_wav(rng: np.random.Generator, data: bytes) -> bytes:
+    """A WAV file with other fields of its format, or chunks that go, come twice or are moved; its lengths are right."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
+        return change_bytes(rng, data)
+    chunks: list[tuple[bytes, bytes]] = []
+    at = 12
+    while at + 8 <= len(data):
+        name, n = struct.unpack_from("<4sI", data, at)
+        chunks.append((name, data[at + 8 : at + 8 + n]))
+        at += 8 + n + n % 2
+    if not chunks:
+        return change_bytes(rng, data)
+    i, what = int(rng.integers(len(chunks))), int(rng.integers(5))
+    name, inside = chunks[i]
+    if name == b"fmt " and len(inside) >= 16 and what > 1:
+        kind, channels, rate, width = (
+            int(rng.choice(c))
+            for c in (
+                [1, 2, 3, 6, 7, 0xFFFE],
+                [0, 1, 2, 3, 64],
+                [0, 1, 8000, 16001, 1 << 31],
+                [0, 4, 8, 12, 16, 24, 32, 64],
+            )
+        )
+        chunks[i] = (
+            name,
+            struct.pack(
+                "<HHIIHH", kind, channels, rate, rate * channels * width // 8 % (1 << 32), channels * width // 8, width
+            )
+            + inside[16:],
+        )
+    elif what == 0:
+        chunks.insert(int(rng.integers(len(chunks) + 1)), chunks.pop(i))
+    elif what == 1:
+        chunks[i : i + 1] = [chunks[i]] * int(rng.choice([0, 2]))
+    else:
+        chunks[i] = name, change_bytes(rng, inside)
+    body = b"".join(name + struct.pack("<I", len(inside)) + inside + bytes(len(inside) % 2) for name, inside in chunks)
+    return data[:4] + struct.pack("<I", 4 + len(body)) + b"WAVE" + body
+
+
 @harness(
-    "pyggml.media.sound", seeds=_sounds, allowed=MediaError, seconds=5.0,
+    "pyggml.media.sound", seeds=_sounds, allowed=MediaError, seconds=5.0, change=_change_wav,
     words="RIFF WAVE fmt data fact LIST fLaC OggS vorbis OpusHead RF64 ds64 AIFF caff",
 )  # fmt: skip
 def sound(data: bytes) -> None:
@@ -134,7 +175,7 @@ def _towers() -> Iterable[bytes]:
 
 @harness(
     "pyggml.llm.tower", "pyggml.llm.picture", "pyggml.models.towers", "pyggml.media", seeds=_towers, allowed=GGMLError,
-    words=TOWERS, change=change_gguf, seconds=10.0,
+    words=TOWERS, change=change_gguf, seconds=10.0, limits={"PICTURE_PAIRS": 1 << 20, "PICTURE_PIXELS": 1 << 20},
 )  # fmt: skip
 def mmproj(data: bytes) -> None:
     """The tower of an mmproj file, which sees a picture."""

@@ -117,7 +117,8 @@ def _grammars() -> Iterable[bytes]:
 
 
 @harness(
-    "pyggml.llm.grammars", "pyggml.llm.samplers.grammar", seeds=_grammars, allowed=SamplerError, seconds=8.0,
+    "pyggml.llm.grammars.gbnf", "pyggml.llm.grammars.lark", "pyggml.llm.grammars.rewrite", "pyggml.llm.grammars.automaton",
+    "pyggml.llm.grammars.nodes", "pyggml.llm.samplers.grammar", seeds=_grammars, allowed=SamplerError, seconds=8.0,
     words='::= root | ( ) * + ? {2,5} {1000} [a-z] [^x] \\x41 \\u00e9 "a" . ! <s> <[5]> # start: %json /a*/ %ignore %llguidance',
 )  # fmt: skip
 def gbnf(data: bytes) -> None:

@@ -221,6 +221,18 @@ def test_a_sentencepiece_model_is_read_in_linear_time(monkeypatch: pytest.Monkey
         parse(_piece("a", 0.0, 1) * 11, "m")
 
 
+def test_a_piece_of_no_type() -> None:
+    """A number that int32 does not hold was an OverflowError (found by fuzzing)."""
+    large = b"\x0a\x01a\x18\x80\x80\x80\x80\x08"
+    for kind, data in (
+        (0, _piece("a", 0.0, 0)),
+        (7, _piece("a", 0.0, 7)),
+        (1 << 31, b"\x0a" + bytes([len(large)]) + large),
+    ):
+        with pytest.raises(ModelError, match=f"m: a piece has the type {kind}; there are 1 to 6"):
+            parse(data, "m")
+
+
 def test_templates_with_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     shutil.copy(_sentencepiece(tmp_path), tmp_path / "tokenizer.model")

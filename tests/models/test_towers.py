@@ -18,6 +18,7 @@ from pyggml.models.towers.tower import TowerBuild, TowerSize
 from pyggml.models.weights import ShapeOnlyWeights
 
 import pyggml as gg
+import pyggml.limits
 from pyggml.backends.cpu import isa_name, products
 from pyggml.errors import GGUFError, MediaError, ModelError, ShapeError
 from pyggml.hf.towers import PAGES as FAMILIES
@@ -474,3 +475,13 @@ def test_memory_of_a_large_picture() -> None:
     row = t.hparams.n_embd * 4
     assert planned[256] < 65536 * row * 5.5
     assert planned[256] - planned[128] < 49152 * row * 5.5
+
+
+def test_patches_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that says so could make hours of work of a small picture (found by fuzzing)."""
+    t, size = tower("qwen2-5-vl"), TowerSize(1, 257, 256)
+    with pytest.raises(MediaError, match=r"1 tiles of 257 x 256 patches, .*pyggml.limits.PICTURE_PAIRS \(4294967296\)"):
+        t(size)
+    monkeypatch.setattr(pyggml.limits, "PICTURE_PAIRS", 20**2 * 3 - 1)
+    with pytest.raises(MediaError, match="3 tiles of 4 x 5 patches"):
+        t(TowerSize(3, 4, 5))

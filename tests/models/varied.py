@@ -1,4 +1,4 @@
-"""Models of every architecture of the golden data with hyperparameters that nobody chose: odd numbers of heads, widths,
+"""Models of every architecture with hyperparameters that nobody chose: odd numbers of heads, widths,
 experts and windows. The reference says what such a model gives, and the CPU must agree."""
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats
 
-from .test_zoo import ARCH_FILE, SPECS
+from . import others
+from .test_zoo import ARCH_FILE, SPECS, VARIANTS
 
 Changes = dict[str, Any]
+ALL = [*VARIANTS, *others.NAMES]
 N_TOKENS = 11
 MAX_NMSE = 1e-9
 _HEAD = (4, 6, 8, 12, 20, 32, 40, 64)
@@ -105,10 +107,17 @@ ADDED = ("attention.key_length", "attention.value_length", "rope.dimension_count
          "expert_group_used_count", "attention.sliding_window", "attention.head_count_kv")  # fmt: skip
 
 
+def spec_of(name: str) -> dict[str, Any]:
+    """The description of one of ALL."""
+    return SPECS[name] if name in SPECS else others.spec_of(name)
+
+
 def small(name: str) -> Changes:
-    """Changes that make a variant small, as far as its architecture takes them."""
-    arch = SPECS[name]["arch"]
-    has = {full.removeprefix(f"{arch}."): value for full, _, value in SPECS[name]["kv"]}
+    """Changes that make a variant of the golden data small, as far as its architecture takes them."""
+    if name not in SPECS:
+        return {}
+    arch = spec_of(name)["arch"]
+    has = {full.removeprefix(f"{arch}."): value for full, _, value in spec_of(name)["kv"]}
     sizes = dict(SMALL)
     if "attention.kv_lora_rank" in has:  # MLA: K is a latent row and what is roped, V the latent row
         rank, roped = SMALL["attention.kv_lora_rank"], SMALL["rope.dimension_count"]
@@ -121,9 +130,9 @@ def small(name: str) -> Changes:
 
 def changes_of(name: str) -> st.SearchStrategy[Changes]:
     """Draws other values of some keys of a variant: integers of a list, floats times a factor, flags turned over."""
-    arch = SPECS[name]["arch"]
+    arch = spec_of(name)["arch"]
     drawn: dict[str, st.SearchStrategy[Any]] = {k: st.sampled_from(INTEGERS[k]) for k in ADDED}
-    for full, kind, value in SPECS[name]["kv"]:
+    for full, kind, value in spec_of(name)["kv"]:
         key = full.removeprefix(f"{arch}.")
         if key in INTEGERS:
             each = st.sampled_from(INTEGERS[key])
@@ -142,11 +151,12 @@ def changes_of(name: str) -> st.SearchStrategy[Changes]:
 def varied(name: str, changes: Changes) -> dict[str, Any] | None:
     """The golden data's description of the variant, small and with `changes`; None when its hyperparameters are
     refused."""
-    spec, arch = SPECS[name], SPECS[name]["arch"]
+    spec, arch = spec_of(name), spec_of(name)["arch"]
     kv = {full.removeprefix(f"{arch}."): (kind, value) for full, kind, value in spec["kv"]}
     for key, value in {**small(name), **changes}.items():
         kv[key] = (kv[key][0] if key in kv else "u32", value)
-    full = {k if k.startswith("tokenizer.") else f"{arch}.{k}": v for k, v in kv.items()}
+    bare = {full for full, _, _ in spec["kv"]}  # `tokenizer.` and a few others have no architecture before them
+    full = {k if k in bare else f"{arch}.{k}": v for k, v in kv.items()}
     read = {k: np.array(v) if isinstance(v, list) else v for k, (_, v) in full.items()}
     architecture, optional = get_architecture(arch), {tensor for tensor, _ in spec["tensors"]}
     try:
@@ -159,7 +169,7 @@ def varied(name: str, changes: Changes) -> dict[str, Any] | None:
 
 
 def logits_of(model: Model, ids: list[int], pieces: tuple[int, ...], **options: Any) -> Floats:
-    """The logits of all tokens, evaluated in pieces of these sizes."""
+    """The logits of all tokens (of an encoder: their embeddings), evaluated in pieces of these sizes."""
     given = {"n_batch": 64, "n_ubatch": 64, "type_k": DType.F32, "type_v": DType.F32, **options}
     rows, at = list[Floats](), 0
     with model.new_context(64, **given) as ctx:
@@ -168,7 +178,7 @@ def logits_of(model: Model, ids: list[int], pieces: tuple[int, ...], **options: 
             for pos in range(at, at + n):
                 batch.add(ids[pos], pos, [0], logits=True)
             ctx.decode(batch)
-            rows.append(ctx.logits.copy())
+            rows.append((ctx.logits if len(ctx.logits) else ctx.embeddings).copy())
             at += n
     return np.concatenate(rows)
 

@@ -29,6 +29,8 @@ from .nodes import (
 )
 from .rewrite import holding, nullable, simplified
 
+_LEAF = 16  # steps that a leaf costs, as its places, pairs and sets take some forty microseconds
+
 
 def lark(rules: Rules) -> str:
     """A grammar for llguidance that matches the same texts as the rule `root`. Raises SamplerError when `root` matches
@@ -174,6 +176,7 @@ class _Lexemes:
 
         def build(node: Node, a: int, b: int) -> None:
             if isinstance(node, TokenLeaf) or self.is_lexeme(node):
+                self._effort.spend(_LEAF)
                 ready.setdefault(a, []).append(len(leaves))
                 leaves.append(node)
                 ends.append(b)

@@ -51,7 +51,7 @@ class Grammar(Sampler):
             from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
         except ImportError:
             raise SamplerError("a grammar needs the package llguidance: pip install llguidance") from None
-        self._ends = np.array([i for i in range(vocab.n_tokens) if vocab.is_eog(i)], np.int64)
+        self._ends = np.array(sorted(vocab.eog), np.int64)
         if not len(self._ends):
             raise SamplerError("the vocabulary has no token that ends generation, which a grammar needs")
         what = "the grammar" if json_schema is None else "the JSON schema"

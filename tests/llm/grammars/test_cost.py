@@ -62,8 +62,9 @@ def test_rules_that_double(vocab: Vocab) -> None:
         "root ::= " + " | ".join(f"r{i}" for i in range(3000)) + "".join(f'\nr{i} ::= "x" root?' for i in range(3000)),
         "root ::= " + "a11 " * 9 + "\na0 ::= [" + "".join(chr(0x400 + 2 * i) for i in range(9000)) + "]"
         + "".join(f"\na{i} ::= a{i - 1} a{i - 1}" for i in range(1, 12)),
+        'root ::= "' + "a" * 9000 + '"',  # too long for a lexeme: each character is one
     ],
-    ids=["follow", "pairs", "text"],
+    ids=["follow", "pairs", "text", "literal"],
 )  # fmt: skip
 def test_too_much_work_is_refused(vocab: Vocab, grammar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GRAMMAR_STEPS", 100_000)
