@@ -56,9 +56,11 @@ def test_an_error_is_found_and_made_small(bug: str, plus: gg.OpDef, planted: cty
     text, ne = FOUND[bug]
     work = planted.a_row if bug == "scratch" else 0
     gg.register_kernel(plus, getattr(planted, bug), gg.F32, gg.F32, gg.F32, work=work)
+    by_chance = bug == "threads"  # whether threads meet is chance: found, but not always at once, nor made small
     with pytest.raises(Mismatch, match=text) as e:
-        check_op(plus, max_examples=100)
-    if bug == "threads":  # whether threads meet is chance: found, but not always made small
+        for _ in range(20 if by_chance else 1):
+            check_op(plus, max_examples=100)
+    if by_chance:
         return
     smallest = [int(n) for n in re.findall(r"result = .* ne \[(.*?)\]", str(e.value))[0].split(", ")]
     assert smallest[0] == ne[0] and np.prod(smallest) <= np.prod(ne), str(e.value)
