@@ -163,10 +163,12 @@ static int share(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-// A run of ops that parts[0..n_parts) take turns in.
+enum { SHARES = 400 };
+
+// A run of up to SHARES ops that parts[0..n_parts) take turns in.
 static int run_of(int n_ops, int (*const *parts)(const pg_task *t, int ith, int nth), int n_parts) {
-  pg_op ops[512];
-  int64_t counters[512];
+  static pg_op ops[SHARES]; // half a megabyte
+  static int64_t counters[SHARES];
   pg_plan p = {.ops = ops, .n_ops = n_ops, .chunks = counters};
   memset(ops, 0, sizeof ops);
   for (int i = 0; i < n_ops; i++) {
@@ -187,7 +189,7 @@ static int rejoins(int64_t ns_between) {
   pg_pool_stop(); // new workers have not been late yet
   if (run_of(6, lapses, 3)) return 0;
   pass(ns_between);
-  return !run_of(400, shares, 1) && lapse.n_shared;
+  return !run_of(SHARES, shares, 1) && lapse.n_shared;
 }
 
 // Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: how much longer the

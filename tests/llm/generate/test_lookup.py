@@ -108,7 +108,7 @@ def test_wrong_guesses_are_not_evaluated(model: Model, monkeypatch: pytest.Monke
 
 
 def test_a_text_that_waits_takes_no_memory(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request may ask for many texts of one long prompt; an index of it has 140 bytes for each token."""
+    """A request may ask for many texts of one long prompt; an index of it has 110 bytes for each token."""
     made: list[int] = []
 
     def copy(text: Sequence[int]) -> _Copy:
