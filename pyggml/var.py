@@ -424,19 +424,13 @@ def bounds(n: int) -> tuple[int, int]:
         return n, n
     if len(n.terms) == 1:  # most Sizes are a multiple of one Var
         ((factors, times),) = n.terms.items()
-        var = factors[0]
-        if len(factors) == 1:
-            hi = var.hi if var.room is None else bounds(var.room)[1]
-            least, most = n.const + times * var.lo, n.const + times * hi
-            return (least, most) if times > 0 else (most, least)
+        least = most = times
+        for var in factors:
+            hi = var.hi if var.room is None or len(factors) > 1 else bounds(var.room)[1]
+            least, most = least * var.lo, most * hi
+        return (n.const + least, n.const + most) if least <= most else (n.const + most, n.const + least)
     if any(var.room is not None for factors in n.terms for var in factors):
         return bounds(_at_end(n, 0))[0], bounds(_at_end(n, 1))[1]
-    if len(n.terms) == 1:
-        ((factors, least),) = n.terms.items()
-        most = least
-        for var in factors:
-            least, most = least * var.lo, most * var.hi
-        return (n.const + least, n.const + most) if least <= most else (n.const + most, n.const + least)
     found = [at for at, _ in _tried(n)]
     if found:
         return min(found), max(found)

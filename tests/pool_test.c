@@ -163,23 +163,33 @@ static int share(const pg_task *t, int ith, int nth) {
   return PG_OK;
 }
 
-// A worker that was late twice rests for some milliseconds, and then takes part in the same run again.
-static int rejoins(void) {
-  enum { LAPSES = 2, OPS = 3 * LAPSES + 400 };
-  pg_op ops[OPS];
-  int64_t counters[OPS];
-  pg_plan p = {.ops = ops, .n_ops = OPS, .chunks = counters};
+enum { SHARES = 400 };
+
+// A run of up to SHARES ops that parts[0..n_parts) take turns in.
+static int run_of(int n_ops, int (*const *parts)(const pg_task *t, int ith, int nth), int n_parts) {
+  static pg_op ops[SHARES]; // half a megabyte
+  static int64_t counters[SHARES];
+  pg_plan p = {.ops = ops, .n_ops = n_ops, .chunks = counters};
   memset(ops, 0, sizeof ops);
-  for (int i = 0; i < OPS; i++) {
-    int (*const parts[])(const pg_task *t, int ith, int nth) = {hold, lose, end_lapse};
-    ops[i].fn = i < 3 * LAPSES ? parts[i % 3] : share;
+  for (int i = 0; i < n_ops; i++) {
+    ops[i].fn = parts[i % n_parts];
     ops[i].n_threads = ops[i].fn == lose || ops[i].fn == share ? 2 : 1;
     ops[i].task.plan = &p;
     ops[i].task.index = i;
   }
+  return pg_plan_run(&p, NULL, 2, 0);
+}
+
+// A worker that was late twice rests for some milliseconds, and then takes part in the run that has begun meanwhile,
+// also when it fell asleep before that.
+static int rejoins(int64_t ns_between) {
+  int (*const lapses[])(const pg_task *t, int ith, int nth) = {hold, lose, end_lapse};
+  int (*const shares[])(const pg_task *t, int ith, int nth) = {share};
   lapse.n_shared = 0;
   pg_pool_stop(); // new workers have not been late yet
-  return pg_plan_run(&p, NULL, 2, 0) || !lapse.n_shared;
+  if (run_of(6, lapses, 3)) return 0;
+  pass(ns_between);
+  return !run_of(SHARES, shares, 1) && lapse.n_shared;
 }
 
 // Runs of a plan that take so long shared and alone, on a clock of its own, for so many seconds: how much longer the
@@ -242,10 +252,11 @@ int main(void) {
       printf("pool_test: %d callers of one plan with %d threads: wrong numbers\n", CALLERS, n);
       return 1;
     }
-  if (rejoins()) {
-    puts("pool_test: a worker that was late stayed away");
-    return 1;
-  }
+  for (int64_t ns = 0; ns <= 4000000; ns += 4000000) // while it is awake, and when it has fallen asleep
+    if (!rejoins(ns)) {
+      puts("pool_test: a worker that was late stayed away");
+      return 1;
+    }
   if (run(2, 0)) return 1; // fewer threads than workers
   pg_pool_stop();
   if (run(3, 0)) return 1; // and again after a stop

@@ -133,6 +133,10 @@ static void pool_go_home(pg_team *t) {
 
 // -- the leader's part
 
+static void worker_wake(worker *w) {
+  if (pool_swap(&w->claim, ASLEEP, WAKING) || pool_swap(&w->claim, NAPPING, WAKING)) pg_os_wake_all(&w->claim);
+}
+
 int pg_pool_begin(pg_team *t, pg_plan *p) {
   pg_lock_take(&pool.turn);
   t->n = t->late = t->met = t->n_rests = 0;
@@ -148,7 +152,7 @@ int pg_pool_begin(pg_team *t, pg_plan *p) {
     worker *w = pool.worker + i;
     if (w->until > t->began) continue;
     if (t->began - w->until > (int64_t)REST_NS << (w->rests + 1)) w->rests = 0;
-    if (pool_swap(&w->claim, ASLEEP, WAKING) || pool_swap(&w->claim, NAPPING, WAKING)) pg_os_wake_all(&w->claim);
+    worker_wake(w);
   }
   return status;
 }
@@ -183,12 +187,15 @@ static void team_meet(pg_team *t) {
   t->met = 1;
 }
 
-// Let workers join: those that are awake and do not rest.
+// Let workers join: those that are awake and do not rest. One that is asleep, because its rest was not over when the
+// run began, is woken for a later op.
 static void team_gather(pg_team *t) {
   for (int i = 0; i < t->wanted && t->n < t->wanted; i++) {
     worker *w = pool.worker + i;
+    if (w->until > t->began) continue;
     const int32_t claim = pool_load(&w->claim);
-    if ((claim != IDLE && claim != NAPPING) || w->until > t->began) continue;
+    if (claim == ASLEEP) worker_wake(w);
+    if (claim != IDLE && claim != NAPPING) continue;
     w->claims = (w->claims + 1) & 0xfffffff;
     pool_store(&w->from, next_step(pool.step));
     pool_store(&w->rank, t->n + 1);

@@ -3,10 +3,11 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/fixed_dot.h"
 
-// How the sums of a format are computed: whether factors are those of units; the scales of a unit; and how many
-// quartets are summed without a multiplication (r16_run_of).
+// How the sums of a format are computed.
 typedef struct kind {
-  int units, halves, run;
+  int units;  // whether a unit has one factor (r16_rounds_units); otherwise each part of it has its own
+  int halves; // scales of a unit (r16_halves)
+  int summed; // quartets (r16_summed_quartets)
 } kind;
 
 #if VF_N == 4
@@ -25,12 +26,12 @@ PG_INLINE int joins(kind k) { return VF_N == 16 && k.units && k.halves == 1; }
 
 PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
-// What a dot is multiplied with first: the integer scale of its rows, or the factors of its columns.
+// What a dot is multiplied with first: the integer scales of its rows, or the factor of its column.
 PG_INLINE vi first_factor(kind k, const int32_t *whole, const int32_t *factors, int j, int i) {
   return k.units ? vi_load(whole + i * VF_N) : vi_set1(factors[j]);
 }
 
-// dots[j] = sums of n quartets of codes times bytes of nt columns, times the first factor.
+// dots[j] = the sums of n quartets of codes times bytes of column j, times the first factor unless two dots are joined.
 PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *whole, bytes x, const int32_t *factors,
                    const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
 #if defined(__AVX512VNNI__)
@@ -61,15 +62,15 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
     UNROLL for (int j = 0; j < nt; j++) {
       const vi b = four_bytes(x[p][j]);
       UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-        const vi before = p % k.run ? words[j][i] : vi_load(less[p / k.run] + i * VF_N);
+        const vi before = p % k.summed ? words[j][i] : vi_load(less[p / k.summed] + i * VF_N);
         words[j][i] = _mm256_add_epi16(before, _mm256_maddubs_epi16(b, v[i]));
         STAYS(words[j][i]);
       }
     }
-    if (p % k.run < k.run - 1) continue;
+    if (p % k.summed < k.summed - 1) continue;
     EACH_SUM {
       const vi sum = _mm256_madd_epi16(words[j][i], first_factor(k, whole, factors, j, i));
-      dots[j][i] = p < k.run ? sum : vi_add(dots[j][i], sum);
+      dots[j][i] = p < k.summed ? sum : vi_add(dots[j][i], sum);
     }
   }
 #endif
@@ -110,7 +111,7 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
     EACH_SUM sum[j][i] = vi_zero();
     for (int64_t d = 0; d < n_steps; d++) {
       vi unit[NT][TILE_VECTORS];
-      UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.run) {
+      UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.summed) {
         vi dots[NT][TILE_VECTORS];
         dot(nt, k, n, code, less, whole[0], byte, factors[0], &fetch, &at, dots);
         EACH_SUM unit[j][i] = h ? vi_add(unit[j][i], dots[j][i]) : dots[j][i];
@@ -143,7 +144,7 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
 
 #endif
 
-// The kinds of tiles: number, units, halves, run.
+// The kinds of tiles: number, units, halves, summed.
 #if defined(__AVX512VNNI__) || VF_N == 4
 #define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 2, 4)
 enum { N_KINDS = 4 };
@@ -158,33 +159,33 @@ enum { N_KINDS = 7 };
 #define EACH(X) X(1) X(2) X(3) X(4)
 
 // They are not inlined: in a larger function the sums would not stay in registers.
-#define TILE(nt, n, units, halves, run)                                                                                \
+#define TILE(nt, n, units, halves, summed)                                                                             \
   static                                                                                                               \
       __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) { \
-    tile(nt, (kind){units, halves, run}, w, x, t);                                                                     \
+    tile(nt, (kind){units, halves, summed}, w, x, t);                                                                  \
   }
 #define X(nt) KINDS(TILE, nt)
 EACH(X)
 #undef X
 
-#define AT(nt, n, units, halves, run) [n][(nt)-1] = tile_##nt##_##n,
+#define AT(nt, n, units, halves, summed) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
 static void (*const tiles[N_KINDS][NT])(const r16_panel *w, const r16_byte_columns *x, const target *t) = {EACH(X)};
 #undef X
 
 int R16_INT8_FN(r16_kind_of)(r16_format f) {
   static const kind kinds[N_KINDS] = {
-#define HAS(nt, n, units, halves, run) [n] = {units, halves, run},
+#define HAS(nt, n, units, halves, summed) [n] = {units, halves, summed},
       KINDS(HAS, )
 #undef HAS
   };
-  const kind k = {r16_rounds_units(f), r16_halves(f), r16_run_of(f)};
+  const kind k = {r16_rounds_units(f), r16_halves(f), r16_summed_quartets(f)};
   int i = 0;
-  while (kinds[i].units != k.units || kinds[i].halves != k.halves || kinds[i].run != k.run) i++;
+  while (kinds[i].units != k.units || kinds[i].halves != k.halves || kinds[i].summed != k.summed) i++;
   return i;
 }
 
-int R16_INT8_FN(r16_suits)(r16_format f) { return r16_run_of(f) > 0; }
+int R16_INT8_FN(r16_suits)(r16_format f) { return r16_summed_quartets(f) > 0; }
 
 static const r16_totals nothing;
 

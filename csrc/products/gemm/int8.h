@@ -27,10 +27,10 @@ PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return
 
 PG_INLINE int64_t r16_strip(const r16_product *p) { return KC; }
 
-// How many quartets that share a scale and a factor have products, of codes less their offset with bytes, whose sums
-// fit 16 bits: a power of two. 0 when those of one quartet, with bytes to which 128 was added, may not fit. With VNNI,
-// and on Arm, all that is summed has 32 bits.
-PG_INLINE int r16_run_of(r16_format f) {
+// How many quartets are summed before they are multiplied with a scale or a factor: a power of two. Without VNNI sums
+// are of 16 bits, and hold products of codes less their offset with bytes from -127 to 127: 2 for each quartet. 0 when
+// those of one quartet, with bytes to which 128 was added, may not fit. With VNNI, and on Arm, sums are of 32 bits.
+PG_INLINE int r16_summed_quartets(r16_format f) {
 #if defined(__AVX512VNNI__) || VF_N == 4
   return R16_PART_QUARTETS;
 #else
@@ -50,18 +50,17 @@ PG_INLINE int r16_run_of(r16_format f) {
 #endif
 }
 
-// A strip of TILE_ROWS rows: codes less their offset; in the order of sums.h the scale of each sum, and each shift; in
-// formats with factors for units the integer scale of each dot (1 when the format has none), at avx2 twice, in words.
-// On x86, columns are multiplied as unsigned bytes, to which 128 was added, and dots begin with `less`, which makes up
-// for that: -128 times the sum of codes, for each run of quartets (r16_run_of), at avx2 in words. Arm multiplies signed
-// bytes.
+// A strip of TILE_ROWS rows. All numbers are in the order of sums.h.
 typedef struct r16_panel {
-  _Alignas(64) int8_t codes[KC / R16_TOGETHER][TILE_ROWS][R16_TOGETHER];
+  _Alignas(64) int8_t codes[KC / R16_TOGETHER][TILE_ROWS][R16_TOGETHER]; // less their offset
 #if VF_N != 4
+  // -128 times the sum of codes of the quartets that are summed (r16_summed_quartets), at avx2 in words: x86 multiplies
+  // columns as unsigned bytes, to which 128 was added, and its sums begin with these. (Arm multiplies signed bytes.)
   int32_t less[2 * R16_PARTS][TILE_ROWS];
 #endif
-  float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS];
-  int32_t whole[R16_PARTS][TILE_ROWS];
+  float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS]; // of each sum; of its elements
+  int32_t whole[R16_PARTS][TILE_ROWS]; // of formats with factors for units: the integer scale of each dot (1 when the
+                                       // format has none), at avx2 twice, in words
   int kind;                            // how dots become sums (int8.c)
   int64_t n_sums, sum_units, n_shifts; // sums; units, and shifts, of a sum
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle

@@ -1,8 +1,9 @@
 // The tile of int8.c on 64-bit Arm, which multiplies signed bytes: 16 of them by an instruction, or 32 (i8mm).
 #pragma once
 
-// The sums of a tile, for AT_ONCE rows at a time, because only so many fit the registers. A vector has VF_N rows of a
-// column; or, where products are of 2 x 8 with 8 x 2 bytes, two rows of two columns: r0 c0, r0 c1, r1 c0, r1 c1.
+// The sums of a tile, for AT_ONCE rows at a time, because only so many fit the registers. A vector has those of VF_N
+// rows and one column; with i8mm, which multiplies 2 x 8 by 8 x 2 bytes, those of two rows and two columns: r0 c0, r0
+// c1, r1 c0, r1 c1.
 enum {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   ABREAST = 2, // columns of a vector
@@ -19,7 +20,8 @@ typedef vf floats_of_tile[NT / ABREAST][VECTORS];
 #define EACH_ROW UNROLL for (int i = 0; i < VECTORS; i++)
 #define EACH_SUM EACH_COLUMN EACH_ROW
 
-// Numbers of rows, and of columns, as the sums of a vector lie: of vector i from p on.
+// The numbers of the rows of vector i, or of the columns of vector j, each in the lanes that have its sums. p: those of
+// all rows, or columns.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 PG_INLINE vi two_of(const void *p, int i) { return (vi)vld1q_dup_s64((const int64_t *)p + i); }
 PG_INLINE vf of_rows(const float *p, int i) {
@@ -36,7 +38,7 @@ PG_INLINE vf of_columns(const float *p, int j) { return vf_set1(p[j]); }
 PG_INLINE vi ints_of_columns(const int32_t *p, int j) { return vi_set1(p[j]); }
 #endif
 
-// VF_N rows of column j.
+// The sums of column j and of the i-th VF_N rows.
 PG_INLINE vf column_of(floats_of_tile v, int j, int i) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   const vf a = v[j / 2][2 * i], b = v[j / 2][2 * i + 1];
@@ -46,7 +48,7 @@ PG_INLINE vf column_of(floats_of_tile v, int j, int i) {
 #endif
 }
 
-// dots = the sums over n bytes that lie together, times R16_TOGETHER, of codes times bytes of nt columns.
+// dots = the sums of n * R16_TOGETHER codes times bytes of nt columns.
 PG_INLINE void dot(int nt, int n, const int8_t *code, const uint8_t (*x)[R16_WIDTH][R16_TOGETHER], sums_of_tile dots) {
   EACH_SUM dots[j][i] = vi_zero();
   UNROLL for (int p = 0; p < n; p++, code += TILE_ROWS * R16_TOGETHER) {

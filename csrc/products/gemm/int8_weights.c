@@ -41,14 +41,14 @@ PG_INLINE vi negative(vi sum) {
 
 PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*to)[TILE_ROWS][R16_TOGETHER],
                          int32_t (*less)[TILE_ROWS]) {
-  const int run = PG_MAX(1, r16_run_of(f)); // formats that have none do not come here
+  const int summed = PG_MAX(1, r16_summed_quartets(f)); // formats that have none do not come here
   vi sum = vi_zero();
   _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
     const vi q = (vi)((lane_bytes)r16_quartet(f, unit, part, p) - (uint8_t)f.offset);
     memcpy(to[p], &q, sizeof q);
-    sum = add_128_times(p % run ? sum : vi_zero(), q);
+    sum = add_128_times(p % summed ? sum : vi_zero(), q);
     const vi all = negative(sum);
-    if (p % run == run - 1) memcpy(*less++, &all, sizeof all);
+    if (p % summed == summed - 1) memcpy(*less++, &all, sizeof all);
   }
 }
 #endif
@@ -84,8 +84,8 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
 #if VF_N == 4
     put_codes(f, unit, part, to);
 #else
-    const int run = PG_MAX(1, r16_run_of(f));
-    put_codes(f, unit, part, to, (int32_t(*)[TILE_ROWS])(panel->less[u * (R16_QUARTETS / run)] + row));
+    const int summed = PG_MAX(1, r16_summed_quartets(f));
+    put_codes(f, unit, part, to, (int32_t(*)[TILE_ROWS])(panel->less[u * (R16_QUARTETS / summed)] + row));
 #endif
   }
 }

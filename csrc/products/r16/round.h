@@ -6,12 +6,14 @@
 
 enum { R16_PART = R16_UNIT / 2, R16_PARTS = R16_RUN / R16_PART, R16_TRIED = 8 };
 
-// Steps are larger than those of r16_step_of, because rounding makes integers larger: in norm at most by 2.9 / 127 and
-// 50, and one of them at most by half a factor.
+// Steps are larger than those of r16_step_of, because rounding may make integers larger, each by half its factor at
+// most. A factor is at most top / 127.4 + R16_TRIED, where top is the largest integer of up to 32 that share the
+// factor. So the norm of half a run, 128 integers, grows by a part of sqrt(32) / 2 / 127.4 = 0.023 and by sqrt(128) / 2
+// * R16_TRIED = 46.
 #define R16_ROOM 0.97f
 
-// Whether both parts of a unit have the same factor: in formats with integer scales, which a product multiplies with as
-// well.
+// Whether both parts of a unit have the same factor: in formats whose dots a product multiplies with integer scales
+// (sums.h), too.
 PG_INLINE int r16_rounds_units(r16_format f) { return r16_sums_units(f); }
 
 // How the parts of a run are rounded, each of 16 elements: to multiples of a factor.
@@ -19,15 +21,6 @@ typedef struct r16_rounding {
   float factors[R16_PARTS], ones[R16_PARTS]; // ones: 1 / factor
   float sums[R16_PARTS];                     // of the integers, before they are multiplied
 } r16_rounding;
-
-// Of each pair of lanes.
-#if VF_N == 16
-PG_INLINE vf other_part(vf v) { return _mm512_permute_ps(v, 0xb1); }
-#elif VF_N == 8
-PG_INLINE vf other_part(vf v) { return _mm256_permute_ps(v, 0xb1); }
-#else
-PG_INLINE vf other_part(vf v) { return __builtin_shufflevector(v, v, 1, 0, 3, 2); }
-#endif
 
 // Choose the rounding of a run x[0..n), whole units, in which each part becomes one factor times integers from -127 to
 // 127; with `units` both parts of a unit have the same factor. It is that with the least error of the R16_TRIED
@@ -45,7 +38,7 @@ PG_INLINE r16_step r16_round(float *x, int64_t n, int units, r16_rounding *r) {
     pg_turn(y[0], VF_N, VF_N * VF_N, (const char *)(x + first), R16_PART * sizeof *x, R16_PART);
     vf top = vf_zero();
     _Pragma("GCC unroll 16") for (int i = 0; i < R16_PART; i++) top = vf_max(top, vf_abs(vf_load(y[i])));
-    if (units) top = vf_max(top, other_part(top));
+    if (units) top = vf_max(top, vf_swap_pairs(top));
     vf factor = vf_max(one, vf_ceil(vf_mul(top, vf_set1(1 / 127.4f)))), best = factor, least = one;
     for (int t = 0; t < R16_TRIED; t++, factor = vf_add(factor, one)) {
       const vf of = vf_div(one, factor);
@@ -55,7 +48,7 @@ PG_INLINE r16_step r16_round(float *x, int64_t n, int units, r16_rounding *r) {
         lost[i % 2] = vf_fma(e, e, lost[i % 2]);
       }
       vf error = vf_mul(vf_mul(factor, factor), vf_add(lost[0], lost[1]));
-      if (units) error = vf_add(error, other_part(error));
+      if (units) error = vf_add(error, vf_swap_pairs(error));
       best = t ? vf_if_lt(error, least, factor, best) : factor;
       least = t ? vf_min(error, least) : error;
     }

@@ -18,7 +18,7 @@ from pyggml.types import Floats
 
 from ..context import LlamaContext
 from .drafters import Drafter, Guess
-from .engine import Pending
+from .engine import Pending, Steps
 from .generation import Generation
 from .speculative import SpeculativeGeneration
 
@@ -91,7 +91,6 @@ class LookupGeneration(SpeculativeGeneration):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._copy = self.drafter = _Copy([*self.before, *self.prompt])
         self._least = _LEAST  # how many guesses in a row must have been right
         self._of_one, self._of_batch = inf, 0.0  # seconds of a token alone, and of the last batch with guesses
         self._saved = 0.0  # seconds that right guesses would have saved
@@ -100,6 +99,10 @@ class LookupGeneration(SpeculativeGeneration):
     @property
     def draft_stats(self) -> None:
         return None
+
+    def steps(self) -> Steps:
+        self._copy = self.drafter = _Copy([*self.before, *self.prompt])  # a text that waits for its turn has none
+        yield from super().steps()
 
     def _refuse(self) -> None:
         """Nothing is refused: where guesses are not possible, none are evaluated."""

@@ -18,7 +18,7 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.chat import ChatSession
 from pyggml.llm.generate.generation import Generation, new_generation
 from pyggml.llm.generate.long_context import LongContext
-from pyggml.llm.generate.lookup import LookupGeneration, with_lookup
+from pyggml.llm.generate.lookup import LookupGeneration, _Copy, with_lookup
 from pyggml.llm.generate.speculative import DraftStats
 from pyggml.llm.generate.templates import find_template
 from pyggml.llm.model import Model, load_model
@@ -105,6 +105,20 @@ def test_wrong_guesses_are_not_evaluated(model: Model, monkeypatch: pytest.Monke
     assert forced(model, [5, 6, 7], [5, 6, 7] * 9).stats.n_accepted >= 12  # a copy that reaches its own tokens
     monkeypatch.setattr(LlamaContext, "seconds_to_build", lambda *_: 1e9)  # it never pays
     assert forced(model, range(20, 80), range(20, 80)).stats.n_drafted == 0
+
+
+def test_a_text_that_waits_takes_no_memory(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may ask for many texts of one long prompt; an index of it has 110 bytes for each token."""
+    made: list[int] = []
+
+    def copy(text: Sequence[int]) -> _Copy:
+        made.append(len(text))
+        return _Copy(text)
+
+    monkeypatch.setattr("pyggml.llm.generate.lookup._Copy", copy)
+    g = new_generation(model, range(20, 50), 2, ignore_eos=True, n_threads=1)
+    assert type(g) is LookupGeneration and not made
+    assert len(list(g)) == 2 and made == [30]
 
 
 def test_it_stops_where_batches_take_long(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
