@@ -19,11 +19,14 @@ class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     Raises BackendError in a forked child when another thread of the parent held the lock: nobody would ever release it.
     Entering and leaving are the C code of RLock. So Ctrl-C comes before or after them, and never leaves it locked.
 
-    telling  the name of the node whose values taps and edits see just now, in a run of the thread that holds the lock;
-             empty at other times
+    telling    the name of the node whose values taps and edits see just now, in a run of the thread that holds the
+               lock; empty at other times
+    take_back  called before the state is changed or saved, see `changing`: takes back what a text has put there on
+               trial. None: there is nothing
     """
 
     telling = ""
+    take_back: Callable[[], object] | None = None
 
     def __init__(self) -> None:
         _locks.add(self)
@@ -96,6 +99,8 @@ def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
                     f"what a tap or an edit of {self.lock.telling} looks into is not finished: it can be read now, "
                     "not changed, run or saved; use another context for that"
                 )
+            if self.lock.take_back is not None:
+                self.lock.take_back()
             return f(self, *args, **kwargs)
 
     return whole

@@ -218,6 +218,7 @@ class _Answer:
 def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict[str, Any]:
     """The options of a text, by llama-server's names."""
     values: dict[str, Any] = {o.other_name or name: getattr(params, name) for name, o in OPTIONS.items()}
+    del values["lookup"]  # llama-server has none
     values |= {"n_predict": params.n_predict, "mirostat": values.pop("mirostat_mode"), "samplers": list(params.order)}
     values |= {"seed": 0xFFFFFFFF if params.seed is None else params.seed, "stop": list(params.stops)}
     values |= {"dry_sequence_breakers": list(params.dry_sequence_breakers), "grammar": params.grammar or ""}

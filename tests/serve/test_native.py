@@ -34,6 +34,7 @@ def test_a_completion_is_what_the_model_generates(client: TestClient, tales: gg.
     assert bytes(probs[0]["bytes"]).decode() == probs[0]["token"] and probs[0]["logprob"] < 0
     settings = got["generation_settings"]
     assert settings["temperature"] == 0 and settings["n_predict"] == 8 and settings["top_k"] == 40
+    assert "lookup" not in settings  # the names are llama-server's
     assert {"prompt_n", "prompt_ms", "predicted_n", "predicted_per_second", "cache_n"} <= got["timings"].keys()
 
 

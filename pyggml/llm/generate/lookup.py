@@ -18,7 +18,7 @@ from pyggml.types import Floats
 
 from ..context import LlamaContext
 from .drafters import Drafter, Guess
-from .engine import Pending, Steps
+from .engine import Pending, Steps, Token
 from .generation import Generation
 from .speculative import SpeculativeGeneration
 
@@ -81,7 +81,9 @@ class LookupGeneration(SpeculativeGeneration):
     The first time needs another graph. It is not built before the guesses that were right until then would have saved
     as much time as building takes, and not at all for a model whose tokens take a fraction of a millisecond.
 
-    Nothing is evaluated on a guess beside other texts, while values of nodes are watched, and with self-extend.
+    Nothing is evaluated on a guess beside other texts, while nodes are watched or hidden states kept, and with
+    self-extend. Between two tokens the memory may hold guesses; whoever changes or saves the context then, or watches
+    nodes, finds it without them.
     `draft_stats` is None, because nobody asked for drafts. `before`: text that stands before the prompt.
     """
 
@@ -108,6 +110,8 @@ class LookupGeneration(SpeculativeGeneration):
         """Nothing is refused: where guesses are not possible, none are evaluated."""
 
     def _forget(self) -> None:
+        if self._guesses:  # else another text of the context may have some
+            self.ctx.memory.lock.take_back = None
         n_left = len(self._guesses)
         super()._forget()
         if self.n_cells is None:
@@ -116,7 +120,17 @@ class LookupGeneration(SpeculativeGeneration):
     def _has_room(self) -> bool:
         return super()._has_room() if self._guesses else Generation._has_room(self)
 
+    def _choose(self, logits: Floats) -> Token:
+        token = super()._choose(logits)
+        if self._guesses and self.n_cells is None:  # else nobody but the engine uses the context
+            self.ctx.memory.lock.take_back = self._forget
+        return token
+
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
+        if self._guesses:
+            self.ctx.memory.lock.take_back = None
+            if self.ctx.model.watches.patterns:
+                self._forget()
         self._copy.add(token)
         if self._guesses:  # the first of them was right
             row = yield from super()._step(token)
@@ -138,7 +152,8 @@ class LookupGeneration(SpeculativeGeneration):
         """Whether to evaluate guesses now, after enough of them were right."""
         extends = self.long is not None and self.long.grp_attn_n > 1
         self._end = self.ctx.memory.seq_pos_max(self.seq) + 1
-        if not self.is_alone or extends or self.ctx.model.watches.patterns or self._n_guesses() < _LEAST:
+        is_seen = self.ctx.model.watches.patterns or (isinstance(self.ctx, LlamaContext) and len(self.ctx.hidden))
+        if not self.is_alone or extends or is_seen or self._n_guesses() < _LEAST:
             return False
         self._saved += _PART_SAVED * self._of_one
         seconds = self.ctx.seconds_to_build(1 + _MOST) if isinstance(self.ctx, LlamaContext) else inf

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,39 @@ def test_broken_off(model: Model) -> None:
             tokens.close()
             left.append((got, g.ids, logits, g.ctx.memory.used, g.ctx.memory.seq_pos_max(0), g.rest()))
         assert left[0] == left[1]
+
+
+def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tmp_path: Path) -> None:
+    """Whoever saves or changes it, or watches nodes, finds it as without lookup."""
+    words, n_prompt = range(70, 82), len(model.tokenize(PROMPT))
+
+    def periodic(ids: Any, logits: Any) -> Any:
+        logits[words[(len(ids) - n_prompt) % 12]] += 30
+        return logits
+
+    def texts(at: Callable[[Generation, ExitStack], object], after: Callable[[Generation], object]) -> None:
+        seen: list[Any] = []
+        n_held: list[int] = []
+        for lookup in (True, False):
+            g = new_generation(
+                model, PROMPT, 60, 2, temp=0.0, n_threads=1, n_ctx=128, lookup=lookup, logits_processor=periodic
+            )
+            with ExitStack() as stack:
+                text = iter(g)
+                tokens = [next(text) for _ in range(33)]
+                n_held.append(g.ctx.memory.used)
+                at(g, stack)
+                seen.append([[*tokens, *text], g.ids, g.ctx.memory.cells, g.ctx.logits.tobytes(), after(g)])
+        assert seen[0] == seen[1] and n_held[0] > n_held[1]
+
+    path = tmp_path / "state"
+    vector = np.ones((1, 32), np.float32)
+    texts(lambda g, _: g.ctx.save_state(path), lambda g: path.read_bytes())
+    texts(lambda g, _: g.ctx.memory.seq_rm(0, 20), lambda g: None)
+    texts(lambda g, _: g.ctx.decode([5, 6]), lambda g: None)
+    texts(lambda g, _: g.ctx.set_control_vector(vector), lambda g: None)
+    texts(lambda g, _: g.ctx.keep_hidden(), lambda g: g.ctx.hidden.tobytes())
+    texts(lambda g, stack: stack.enter_context(model.edit("l_out-0", lambda x: x * 0.5)), lambda g: None)
 
 
 def test_chats_look_up_all_that_was_said(model: Model) -> None:
