@@ -127,10 +127,9 @@ class LookupGeneration(SpeculativeGeneration):
         return token
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
-        if self._guesses:
-            self.ctx.memory.lock.take_back = None
-            if self.ctx.model.watches.patterns:
-                self._forget()
+        take_back, self.ctx.memory.lock.take_back = self.ctx.memory.lock.take_back, None
+        if take_back is not None and (not self._guesses or self.ctx.model.watches.patterns):
+            take_back()  # another text of the context has guesses, or nodes of this one are to be seen
         self._copy.add(token)
         if self._guesses:  # the first of them was right
             row = yield from super()._step(token)

@@ -211,6 +211,26 @@ def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tm
     texts(lambda g, stack: stack.enter_context(model.edit("l_out-0", lambda x: x * 0.5)), lambda g: None)
 
 
+def test_texts_that_take_turns_in_one_context(model: Model) -> None:
+    """A text that goes on, or ends, leaves it to the other one to take its guesses back."""
+    seen: list[Any] = []
+
+    def periodic(ids: Any, logits: Any) -> Any:
+        logits[70 + len(ids) % 12] += 30
+        return logits
+
+    for lookup in (True, False):
+        ctx = model.new_context(128, n_threads=1)
+        chains = [SamplerChain(SamplingParams(temp=0.0), model.vocab, [periodic]) for _ in range(2)]
+        both = [Generation(ctx, [5, 6], chain, 40) for chain in chains]
+        a, b = (iter(with_lookup(g) if lookup else g) for g in both)
+        tokens = [[next(text) for _ in range(n)] for text, n in ((a, 28), (b, 28), (a, 3), (b, 2))]
+        a.close()
+        ctx.memory.seq_add(0, 0, -1, 1)
+        seen.append([tokens, list(b), ctx.memory.cells, ctx.logits.tobytes()])
+    assert seen[0] == seen[1]
+
+
 def test_chats_look_up_all_that_was_said(model: Model) -> None:
     chats: list[Any] = []
     for lookup in (True, False):
