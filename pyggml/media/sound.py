@@ -65,6 +65,8 @@ def read_sound(sound: Sound, rate: int | None = None) -> Floats:
         samples = _resampled(samples, rate)
         if not samples.size:
             raise MediaError(f"{what} is empty: it is shorter than a sample at {RATE} Hz")
+        if not np.isfinite(samples).all():
+            raise MediaError(f"{what} has samples that are too large to be converted to {RATE} Hz")
     return samples
 
 

@@ -88,6 +88,7 @@ NAN = np.array([0.0, np.nan], np.float32)
         (NAN, RATE, "NaN"),
         (np.array([1e300]), RATE, "NaN or infinite"),
         (np.zeros(3), 768000, "empty"),
+        (np.resize(np.float32([3e38, -3e38]), 100), 16001, "too large to be converted"),
     ],
 )
 def test_bad_sounds_are_refused(sound: Any, rate: Any, text: str) -> None:
