@@ -29,8 +29,8 @@ _IDLE = 1.0  # seconds without a request after which a connection may make room 
 
 
 class _Gathering:
-    """A transport whose writes of one turn of the event loop leave together. Sending takes as long as making several
-    events of a stream, and an answer has a head, events, and an end."""
+    """A transport whose writes of one turn of the event loop leave together: a call of `send` takes as long as making
+    several events of a stream, and an answer has a head, events and an end."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self._loop = transport, asyncio.get_running_loop()

@@ -113,7 +113,8 @@ class Service:
         options: ContextOptions = {"n_threads": ctx.n_threads}
         return DraftPool(lambda: LlamaContext(draft, self.n_slot, **options))
 
-    def _with_draft(self, g: Generation, params: TextParams) -> Generation:
+    def _with_guesses(self, g: Generation, params: TextParams) -> Generation:
+        """The same generation with the drafts that the server was told to make, or else with prompt lookup."""
         o = self.options
         if type(g) is not Generation or self.model.decoder_start is not None:
             return g
@@ -214,7 +215,7 @@ class Service:
                 ctx = self.thread.ctx
                 assert ctx is not None
                 g = text.start(ctx, n_cells)
-                made.append(g if seen is not None else self._with_draft(g, params))
+                made.append(g if seen is not None else self._with_guesses(g, params))
         return made
 
     def _long(self, body: TextBody, n_prompt: int, n_cells: int) -> LongContext | None:

@@ -14,12 +14,11 @@ from pyggml.backends.cpu.isa import isa_name
 from pyggml.testing.harness import nmse
 from pyggml.types import Floats
 
+from ..backend.products.test_fast import LEVELS
 from ..conftest import shared_dir
 
 LLAMAS = shared_dir() / "golden" / "llama"
-FAST = pytest.mark.skipif(
-    isa_name() not in ("avx2", "avx512vnni", "dotprod", "i8mm"), reason="no kernels for the fast form"
-)
+FAST = pytest.mark.skipif(isa_name() not in LEVELS, reason="no kernels for the fast form")
 IDS = list(range(3, 35))
 
 

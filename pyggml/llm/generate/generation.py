@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite
 from numbers import Real
 from time import perf_counter
@@ -39,7 +39,7 @@ from .long_context import LongContext
 from .text import TextStream
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from ..adapters.active import Scaled
     from ..loaded import LoadedModel
@@ -118,6 +118,11 @@ class Generation:
             raise ModelError(f"layers {stage.start} to {stage.stop} of {n_layer} are a stage, which gives no text")
         if self.n_probs is not None:
             whole("n_probs", self.n_probs, 0, None, BatchError)
+
+    @classmethod
+    def like(cls, g: Generation, **more: Any) -> Self:
+        """A generation of this class that is given all that `g`, which has not begun, was given, and `more`."""
+        return cls(**{f.name: getattr(g, f.name) for f in fields(Generation) if f.init}, **more)
 
     @property
     def stop_string(self) -> str:

@@ -7,10 +7,9 @@ before several guesses in a row were right are further ones evaluated together. 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -148,7 +147,7 @@ class LookupGeneration(SpeculativeGeneration):
         return row
 
     def _is_worth_it(self) -> bool:
-        """Whether to evaluate guesses now, after enough of them were right."""
+        """Count what the last guess, which was right, would have saved, and say whether to evaluate guesses now."""
         extends = self.long is not None and self.long.grp_attn_n > 1
         self._end = self.ctx.memory.seq_pos_max(self.seq) + 1
         is_seen = self.ctx.model.watches.patterns or (isinstance(self.ctx, LlamaContext) and len(self.ctx.hidden))
@@ -188,5 +187,4 @@ def with_lookup(g: Generation, before: Sequence[int] = ()) -> Generation:
         return g
     if not ctx.memory.keeps_all or not ctx.same_bits_in_batches:
         return g
-    of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(Generation) if f.init}
-    return LookupGeneration(**of_g, before=before)
+    return LookupGeneration.like(g, before=before)

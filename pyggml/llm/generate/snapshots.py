@@ -28,7 +28,7 @@ class Snapshot:
     data: bytes = field(repr=False)
     is_checkpoint: bool
     worth: float = 0.0
-    last_use: int = 0  # the number of the use of any snapshot that was the last of this one
+    last_use: int = 0  # when it was used last: the uses of all snapshots are numbered
 
 
 class Snapshots:
@@ -46,7 +46,8 @@ class Snapshots:
         self._floor = 0.0  # the worth of what was dropped last: what is kept or used now counts above it
         self._n_uses = 0
         self._by_use: dict[int, Snapshot] = {}  # all snapshots, by `last_use`
-        self._by_worth: list[tuple[float, int]] = []  # a heap of (worth, last_use); some are of earlier uses
+        # A heap: the worth and `last_use` of each snapshot. What a later use has made untrue stays until it is on top.
+        self._by_worth: list[tuple[float, int]] = []
         self._marks: list[Snapshot] = []  # the checkpoints
 
     @property
@@ -152,7 +153,7 @@ class Snapshots:
         self._by_use[s.last_use] = s
         heappush(self._by_worth, (s.worth, s.last_use))
         if len(self._by_worth) > 2 * len(self._by_use) + 64:
-            self._by_worth = [(s.worth, use) for use, s in self._by_use.items()]
+            self._by_worth = [(kept.worth, use) for use, kept in self._by_use.items()]
             heapify(self._by_worth)
 
     def _least(self) -> Snapshot:

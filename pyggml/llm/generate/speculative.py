@@ -9,8 +9,8 @@ exceptions, in which several tokens are rounded in another way than one.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -286,9 +286,8 @@ def with_draft(
     else:
         heads = [_context_like(g.ctx, head) for head in by]
         drafter = HeadDrafter(g.ctx, heads, g.chain.params, draft_min, draft_p_min)
-    of_g: dict[str, Any] = {f.name: getattr(g, f.name) for f in fields(Generation) if f.init}
     follow = drafter.follow if isinstance(drafter, HeadDrafter) else None
-    return SpeculativeGeneration(**of_g, drafter=drafter, n_max=draft_max, follow=follow)
+    return SpeculativeGeneration.like(g, drafter=drafter, n_max=draft_max, follow=follow)
 
 
 def _context_like(ctx: Decoder, model: LoadedModel) -> LlamaContext:

@@ -16,7 +16,8 @@ from pyggml.testing.harness import gaussian, nmse
 
 from .test_repack import ISAS, TYPES, decoded, run, source, terms
 
-FAST = [isa for isa in ISAS if isa in ("avx2", "avx512vnni", "dotprod", "i8mm")]  # the levels that have kernels for it
+LEVELS = ("avx2", "avx512vnni", "dotprod", "i8mm")  # that have kernels for it
+FAST = [isa for isa in ISAS if isa in LEVELS]
 FLOATS = [isa for isa in FAST if isa in FAST_BEYOND]  # and those that have some for floats
 TRIED, ROOM = 8, 0.97  # of round.h
 
