@@ -19,7 +19,8 @@ class Form(NamedTuple):
     """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`; or one of these made fast.
 
     `fast`: products with a weight in blocks round their columns, so that many columns take less time and results are
-    less precise (csrc/products/r16/round.h). Products with other weights do not change.
+    less precise (csrc/products/r16/round.h; with tiles csrc/products/gemm/bf16.h). Products with other weights do not
+    change.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Form(NamedTuple):
 
 STORED = Form("stored")  # products read the tensor as it is, with the precision of F32
 IN_PASSING = Form("in passing")  # products repack blocks each time they read them
-ROUNDED = Form("rounded")  # products of many columns may round F16 and BF16: with tiles, and in gradients
+ROUNDED = Form("rounded")  # gradients may round F16 and BF16
 
 
 def repacked(copy: Buffer) -> Form:

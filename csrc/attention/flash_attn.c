@@ -133,9 +133,7 @@ static tile attn_tile_at(const attention *a, int64_t unit) {
   return tile_of_head(a, unit / per_head, unit % per_head);
 }
 
-static const attend *attn_way(const attention *a, const attend *many) {
-  return a->tile == FEW ? &PG_FN(attend_few) : many;
-}
+static const attend *attn_way(const attention *a) { return a->tile == FEW ? &PG_FN(attend_few) : &PG_FN(attend_tile); }
 
 static void attn_clear(const attention *a, const state *st) {
   memset(st->sum, 0, (size_t)(2 * a->tile * (a->dvp + 1)) * sizeof(float));
@@ -290,8 +288,8 @@ static void attn_tops(const attention *a, const tile_keys *k, float *top) {
 }
 
 // All threads share each tile.
-static void attn_run_shared(const attention *a, const pg_task *t, int ith, int nth, const attend *many) {
-  const attend *way = attn_way(a, many);
+static void attn_run_shared(const attention *a, const pg_task *t, int ith, int nth) {
+  const attend *way = attn_way(a);
   const int64_t width = PG_MAX(SLICE, pg_block_size(a->v->type)), slices = (a->dv + width - 1) / width;
   float *p = (float *)t->work, *own = p + a->n_units * attn_keys_floats(a) + ith * attn_own_floats(a);
   const scratch w = attn_scratch_at(a, own + attn_state_floats(a));
@@ -364,9 +362,9 @@ static void attn_run_apart(const attention *a, const tile *x, const sight *all, 
   }
 }
 
-static int attn_run(const attention *a, const pg_task *t, int ith, int nth, const attend *many) {
+static int attn_run(const attention *a, const pg_task *t, int ith, int nth) {
   if (attn_is_shared(a, nth)) {
-    attn_run_shared(a, t, ith, nth, many);
+    attn_run_shared(a, t, ith, nth);
     return PG_OK;
   }
   float *p = (float *)t->work, *few = p + nth * attn_keys_floats(a) + ith * attn_few_floats(a);
@@ -382,7 +380,7 @@ static int attn_run(const attention *a, const pg_task *t, int ith, int nth, cons
       attn_run_apart(a, &x, &k.x, &w, &k_few, &st);
       continue;
     }
-    attn_walk(a, &x, &w, &k, &st, attn_way(a, many));
+    attn_walk(a, &x, &w, &k, &st, attn_way(a));
     attn_rows_again(a, &x, attn_write_tile(a, &x, &st), &w, &k, &st);
   }
   return PG_OK;
@@ -393,13 +391,9 @@ int64_t PG_FN(flash_attn_ext_work)(const pg_task *t, int nth) {
   return attn_work_size(&a, nth);
 }
 
-int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, const attend *many) {
-  const attention a = unpack_flash_attn_ext(t);
-  return attn_run(&a, t, ith, nth, many);
-}
-
 int PG_FN(flash_attn_ext_any)(const pg_task *t, int ith, int nth) {
-  return PG_FN(flash_attn_ext_with)(t, ith, nth, &PG_FN(attend_tile));
+  const attention a = unpack_flash_attn_ext(t);
+  return attn_run(&a, t, ith, nth);
 }
 
 int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
@@ -407,11 +401,7 @@ int64_t PG_FN(attn_vt_work)(const pg_task *t, int nth) {
   return attn_work_size(&a, nth);
 }
 
-int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, const attend *many) {
-  const attention a = unpack_attn_vt(t);
-  return attn_run(&a, t, ith, nth, many);
-}
-
 int PG_FN(attn_vt_any)(const pg_task *t, int ith, int nth) {
-  return PG_FN(attn_vt_with)(t, ith, nth, &PG_FN(attend_tile));
+  const attention a = unpack_attn_vt(t);
+  return attn_run(&a, t, ith, nth);
 }

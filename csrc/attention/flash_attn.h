@@ -205,7 +205,3 @@ typedef struct attend {
                  const state *st);
 } attend;
 extern const attend PG_FN(attend_few), PG_FN(attend_tile);
-
-// Run the op with another way for tiles of many rows than attend_tile.
-int PG_FN(flash_attn_ext_with)(const pg_task *t, int ith, int nth, const attend *many);
-int PG_FN(attn_vt_with)(const pg_task *t, int ith, int nth, const attend *many);

@@ -61,19 +61,24 @@ static int cpu_has_avx512vnni(void) {
   return cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
 }
 
-// Test one product of tiles of ones, in case a virtual machine announces tiles that do not work.
+// Test two products of tiles of ones, in case a virtual machine announces tiles that do not work.
 static int tiles_work(void) {
   float sums[16][16] = {{0}};
+  int32_t bytes[16][16] = {{0}};
   uint16_t ones[16][32];
-  for (int i = 0; i < 16 * 32; i++) ones[i / 32][i % 32] = 0x3f80;
+  for (int i = 0; i < 16 * 32; i++) ones[i / 32][i % 32] = 0x3f80; // bytes of 63 and 128
   TILES_BEGIN();
   TILE_LOAD(0, ones, 64);
   TILE_LOAD(1, ones, 64);
   TILE_ZERO(2);
   TILE_DOT(2, 0, 1);
   TILE_STORE(2, sums, 64);
+  TILE_ZERO(2);
+  TILE_DOT_SU(2, 0, 1);
+  TILE_STORE(2, bytes, 64);
   TILES_END();
-  return sums[0][0] == 32 && sums[15][15] == 32;
+  const int32_t sum = 32 * (63 * 63 - 128 * 128);
+  return sums[0][0] == 32 && sums[15][15] == 32 && bytes[0][0] == sum && bytes[15][15] == sum;
 }
 
 static int tiles;
@@ -82,9 +87,9 @@ static void try_tiles(void) { tiles = pg_os_try_tiles(tiles_work); }
 static int cpu_has_amx(void) {
   static pg_once once; // one thread at a time: all share the handler of SIGILL
   uint32_t a, b, c, d;
-  const uint32_t bf16_tile = 1u << 22 | 1u << 24;
+  const uint32_t tile = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
   if (!cpu_has_avx512vnni() || (cpu_xcr0() >> 17 & 3) != 3) return 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & bf16_tile) != bf16_tile) return 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile) != tile) return 0;
   if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
   pg_do_once(&once, try_tiles);
   return tiles;

@@ -12,7 +12,8 @@ static const struct pg_tile_config {
     .palette = 1, .line_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // A thread begins and ends its use of tiles, because the system saves those in use whenever it switches threads.
-#define TILES_BEGIN() __asm__ volatile("ldtilecfg %0" ::"m"(pg_tile_config))
+#define TILES_BEGIN_AS(config) __asm__ volatile("ldtilecfg %0" ::"m"(config))
+#define TILES_BEGIN() TILES_BEGIN_AS(pg_tile_config)
 #define TILES_END() __asm__ volatile("tilerelease" ::)
 
 #define TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t ::)
@@ -24,3 +25,9 @@ static const struct pg_tile_config {
 // f32 sum[i][j] += a[i][2p] * b[p][2j] + a[i][2p + 1] * b[p][2j + 1] for all p: a is 16 x 32 numbers of bf16, b 32 x
 // 16, two of its rows to a line.
 #define TILE_DOT(sum, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+// i32 sum[i][j] += a[i][4p + q] * b[p][4j + q] for all p and q: a is 16 x 64 bytes, b 64 x 16, four of its rows to a
+// line. The bytes of a, then those of b, are signed (S) or unsigned (U).
+#define TILE_DOT_SS(sum, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+#define TILE_DOT_SU(sum, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+#define TILE_DOT_US(sum, a, b) __asm__ volatile("tdpbusd %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)
+#define TILE_DOT_UU(sum, a, b) __asm__ volatile("tdpbuud %%tmm" #b ", %%tmm" #a ", %%tmm" #sum ::)

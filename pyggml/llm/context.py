@@ -414,7 +414,8 @@ class LlamaContext(Closeable):
     @property
     def same_bits_in_batches(self) -> bool:
         """Whether the logits of a token are the same, bit for bit, alone and in a batch (docs/company.md)."""
-        return all(type(b) is CpuBackend and b.isa != "amx" for b in self.scheduler.backends.values())
+        rounding = ["amx"] if self.model.precision == "fast" else []
+        return all(type(b) is CpuBackend and b.isa not in rounding for b in self.scheduler.backends.values())
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from pyggml.testing.strategies.attention import (
     TOKENS,
     bound,
     mild,
-    tiles_bound,
 )
 from pyggml.testing.strategies.matmul import bound as product_bound
 from pyggml.testing.strategies.softmax import causal, distances, draw_sinks, gaussian, hidden_rows
@@ -129,7 +128,7 @@ def check(x: Attention, isa: str, n_threads: int = 2) -> None:
     leafs = [t for t in g.leafs if t.view_src is None]
     before = [t.tobytes() for t in leafs]
     largest_bias = 80 if x.mask is not None and x.mask.values is gaussian else 0
-    limit = bound(x.q.ne[0], x.scale, largest_bias) + (tiles_bound(x.q.ne[0], x.scale) if isa == "amx" else 0)
+    limit = bound(x.q.ne[0], x.scale, largest_bias)
 
     def run(steps: list[Step], n_threads: int, nodes: list[Tensor]) -> np.ndarray:
         for t in nodes:

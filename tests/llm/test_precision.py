@@ -18,7 +18,8 @@ from ..backend.products.test_fast import LEVELS
 from ..conftest import shared_dir
 
 LLAMAS = shared_dir() / "golden" / "llama"
-FAST = pytest.mark.skipif(isa_name() not in LEVELS, reason="no kernels for the fast form")
+FAST = pytest.mark.skipif(isa_name() not in LEVELS, reason="no kernels that round columns to bytes")
+TILES = pytest.mark.skipif(isa_name() != "amx", reason="no tiles")
 IDS = list(range(3, 35))
 
 
@@ -52,7 +53,17 @@ def test_company(name: str) -> None:
     assert np.array_equal(logits(path, "fast"), logits(path, "fast", 5))
 
 
-@FAST
+@TILES
+@pytest.mark.parametrize("name", ["llama2-Q4_0", "llama2-Q4_K_M"])
+def test_tiles_round_many_columns(name: str) -> None:
+    path, ids = LLAMAS / f"{name}.gguf", list(range(3, 60))
+    exact = logits(path, "exact", ids=ids)
+    assert 1e-7 < nmse(logits(path, "fast", ids=ids), exact) < 1e-3
+    assert np.array_equal(logits(path, "fast", 30, ids), exact)
+    assert np.array_equal(logits(path, "exact", 5, ids), exact)
+
+
+@pytest.mark.skipif(not LLAMAS.exists(), reason="no golden data")
 def test_weights_that_are_not_quantised_do_not_change() -> None:
     path = LLAMAS / "llama2-F16.gguf"
     assert np.array_equal(logits(path, "fast"), logits(path, "exact"))

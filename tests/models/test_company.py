@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import pyggml as gg
-from pyggml.backends.cpu.isa import isa_name
 from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pyggml.llm.options import ContextOptions
-
-pytestmark = pytest.mark.skipif(isa_name() == "amx", reason="tiles of amx round weights when columns are many")
 
 LLAMAS = shared_dir() / "golden" / "llama"
 TYPES = sorted(path.stem for path in LLAMAS.glob("llama2-*.gguf"))

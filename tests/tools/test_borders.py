@@ -6,7 +6,7 @@ import pytest
 from pyggml.tools.measure import borders
 
 from pyggml.backends.cpu import isa_levels
-from pyggml.backends.cpu.products import ROUND_BEYOND
+from pyggml.backends.cpu.products import FAST_BEYOND, ROUND_BEYOND
 from pyggml.dtypes import DType
 
 
@@ -21,5 +21,5 @@ def test_falls() -> None:
 
 
 def test_floats_are_converted_beyond_a_border() -> None:
-    for borders_of in ROUND_BEYOND.values():
-        assert "generic" not in borders_of and all(n > 8 for n in borders_of.values())
+    for border in (ROUND_BEYOND, FAST_BEYOND):
+        assert "generic" not in border and all(n > 8 for n in border.values())

@@ -1,5 +1,6 @@
 // The product of a panel with a group of columns in bf16. Tile registers: 0 and 1 columns, 2 and 3 weights, 4 to 7
 // sums.
+#define R16_BF16
 #include "products/gemm/bf16_columns.h"
 
 enum {
@@ -67,8 +68,8 @@ PG_INLINE void store(float *to, int64_t ld, int both) {
   TILE_STORE(7, high + R16_HALF, ld * 4);
 }
 
-void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
-                         const r16_product *p, int64_t group, int64_t strip) {
+void R16_BF16_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_panel *w, const r16_columns *c,
+                               const r16_product *p, int64_t group, int64_t strip) {
   const int64_t n = r16_strip_elements(c, strip);
   const int both = r16_group_columns(c, group) > R16_HALF;
   if (before) {
@@ -87,14 +88,8 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_pan
   case 4 + 2:
     add_parts(1, 2, w->values, x, n, both);
     break;
-  case 4 + 3:
-    add_parts(1, 3, w->values, x, n, both);
-    break;
-  case 8 + 2:
-    add_parts(2, 2, w->values, x, n, both);
-    break;
   default:
-    add_parts(2, 3, w->values, x, n, both);
+    add_parts(2, 2, w->values, x, n, both);
   }
   store(to, ld, both);
 }

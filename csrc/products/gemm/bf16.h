@@ -1,7 +1,6 @@
-// The numbers of gemm.h as bf16, multiplied by tiles (AMX): NMSE 3e-6 for block types. Floats need more precision: an
-// F16 weight, and the columns that meet floats, become two bf16 numbers, the second of which is the rest that rounding
-// left. All their products count except those of two rests (NMSE 1e-11). Exact products have columns of three numbers,
-// without a rest, and are as precise as f32.
+// The numbers of gemm.h for weights in the fast form as bf16, multiplied by tiles (AMX): NMSE 3e-6 for block types.
+// Floats need more precision: an F16 weight, and the columns that meet floats, become two bf16 numbers, the second of
+// which is the rest that rounding left. All their products count except those of two rests (NMSE 1e-11).
 //
 // A tile register holds 16 lines of 64 bytes. A line of columns is 32 elements of one column, a line of weights one
 // pair of elements of 16 rows. Pairs are as in fixed.h: elements 0 and 2 of a quartet, then 1 and 3.
@@ -22,7 +21,7 @@ enum {
 
 // How many bf16 numbers stand for a weight; and for an element of a column.
 PG_INLINE int r16_weight_parts(const r16_product *p) { return p->f.type == PG_F16 ? 2 : 1; }
-PG_INLINE int r16_column_parts(const r16_product *p) { return !r16_of_floats(p) ? 1 : p->exact ? 3 : 2; }
+PG_INLINE int r16_column_parts(const r16_product *p) { return r16_of_floats(p) ? 2 : 1; }
 
 // First of n columns in a group: whole tile registers.
 PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return PG_MIN(n, group * NT); }
@@ -42,7 +41,3 @@ PG_INLINE __m512i r16_bf16(const float *x) { return r16_pairs(bf16_of(vf_load(x)
 PG_INLINE void r16_rest(float *x, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) vf_store(x + i, bf16_rest(vf_load(x + i)));
 }
-
-// Called by a thread before, and after, it multiplies.
-PG_INLINE void r16_begin(void) { TILES_BEGIN(); }
-PG_INLINE void r16_end(void) { TILES_END(); }

@@ -1,14 +1,15 @@
 // Convert columns to bf16. All groups of a strip lie together, so that a chunk reads one piece of memory at a time:
 // [strip][group][part][unit][column][32].
+#define R16_BF16
 #include "products/gemm/bf16_columns.h"
 #include "products/gemm/columns.h"
 
-int64_t PG_FN(r16_columns_bytes)(const r16_product *p) {
+int64_t R16_BF16_FN(r16_columns_bytes)(const r16_product *p) {
   const r16_columns c = r16_columns_in(NULL, p);
   return pg_times(pg_times(c.n_groups, NT * (int64_t)sizeof(uint16_t)), pg_times(c.k, r16_column_parts(p)));
 }
 
-void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
+void R16_BF16_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_share share) {
   const r16_quad g = r16_quad_of(c, p, share);
   for (int64_t s = share.first; s < share.last; s++) {
     const int64_t n = r16_strip_elements(c, s);

@@ -1,4 +1,5 @@
 // Convert rows to bf16, in the layout of tile registers.
+#define R16_BF16
 #include "products/gemm/gemm.h"
 #include "products/r16/scales.h"
 
@@ -88,7 +89,7 @@ PG_INLINE void put_floats(const r16_product *p, int64_t row, int64_t k0, int64_t
   }
 }
 
-void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
+void R16_BF16_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
   const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0);
   for (int j = 0; j < TILE_ROWS / R16_HALF; j++) {
     const int64_t row = tile * TILE_ROWS + j * R16_HALF, units = n / R16_UNIT;

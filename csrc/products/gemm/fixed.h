@@ -46,6 +46,3 @@ typedef struct r16_panel {
 
 // Whether a product sums as sums.h says: that of weights in blocks. All else has steps for rows, too.
 PG_INLINE int r16_in_runs(const r16_product *p) { return !r16_of_floats(p) && !p->across; }
-
-PG_INLINE void r16_begin(void) {} // called by a thread before, and after, it multiplies
-PG_INLINE void r16_end(void) {}

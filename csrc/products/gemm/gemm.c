@@ -89,7 +89,7 @@ static void chunk(const r16_product *p, const r16_columns *c, pg_range tiles, pg
   multiply(p, c, r, g, s, &to[(g)-groups.first], &work->panels[(r)-r0],                                                \
            &work->totals[((g)-groups.first) * R16_TILES + (r)-tiles.first])
   for (int64_t s = 0; s < c->n_strips; s++) {
-#if !defined(__AMX_BF16__) && !defined(R16_INT8)
+#if defined(R16_ACROSS_ROWS)
     if (p->across) {
       const int64_t r0 = tiles.first;
       R16_NUMBERS_FN(r16_put_across)(work->panels, p, tiles, s, work->own);
@@ -134,15 +134,17 @@ void R16_NUMBERS_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char 
   const int64_t wanted = q->nth == 1 ? 1 : CHUNKS * q->nth;
   const int64_t parts = PG_MAX(ceil_div(wanted, ceil_div(n_tiles, unit)), ceil_div(n_groups, GROUPS));
   const int64_t per = ceil_div(n_groups, PG_MIN(n_groups, parts)), n_parts = ceil_div(n_groups, per);
-  r16_begin();
   for (int64_t i = r16_take(q, d.n_chunks * n_parts, -1); i >= 0; i = r16_take(q, d.n_chunks * n_parts, i)) {
     const int64_t g = i % n_parts * per;
     const pg_range all = pg_chunk_of(&d, i / n_parts), groups = {g, PG_MIN(g + per, n_groups)};
     const int64_t end = PG_MIN(all.last * unit, n_tiles);
     for (int64_t t = all.first * unit; t < end; t += R16_TILES) {
       const pg_range tiles = {t, PG_MIN(t + R16_TILES, end)};
-      for (int j = 0; j < n_p; j++) chunk(p + j, &c, tiles, groups, &own);
+      for (int j = 0; j < n_p; j++) {
+        R16_BEGIN(p + j);
+        chunk(p + j, &c, tiles, groups, &own);
+      }
     }
   }
-  r16_end();
+  R16_END();
 }

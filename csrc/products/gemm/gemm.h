@@ -1,22 +1,40 @@
 // A matrix times many columns. Tiles of rows are converted to panels of numbers that can be multiplied fast, and groups
-// of columns to the same kind of numbers. The instruction set decides which numbers: fixed.h or bf16.h; or the form of
-// the weights does: int8.h.
+// of columns to the same kind of numbers. The instruction set and the form of the weights
+// decide which numbers: fixed.h or tiles.h; int8.h or bf16.h for the fast form.
 #pragma once
 #include "products/r16/repacked.h"
 
 #if defined(R16_INT8)
 #include "products/gemm/int8.h"
-#elif defined(__AMX_BF16__)
+#elif defined(R16_BF16)
 #include "products/gemm/bf16.h"
+#elif defined(PG_AMX)
+#include "products/gemm/tiles.h"
 #else
 #include "products/gemm/fixed.h"
+#define R16_ACROSS_ROWS
 #endif
 
 // The name of a function for these numbers.
 #if defined(R16_INT8)
 #define R16_NUMBERS_FN R16_INT8_FN
+#elif defined(R16_BF16)
+#define R16_NUMBERS_FN R16_BF16_FN
 #else
 #define R16_NUMBERS_FN PG_FN
+#endif
+
+// Called by a thread before it multiplies with the rows of a product, and when it is done.
+#if defined(R16_BF16)
+#define R16_BEGIN(p) TILES_BEGIN()
+#define R16_END() TILES_END()
+#elif defined(PG_AMX)
+void PG_FN(r16_begin)(const r16_product *p);
+#define R16_BEGIN(p) PG_FN(r16_begin)(p)
+#define R16_END() TILES_END()
+#else
+#define R16_BEGIN(p)
+#define R16_END()
 #endif
 
 // Columns in groups of up to NT (r16_split). Each group is cut into strips of `strip` elements; the last strip may be
@@ -63,7 +81,7 @@ typedef struct r16_share {
 // Columns of a share; shares of a group; and columns that the shares of a group have room for.
 enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD, R16_WIDTH = R16_QUADS * R16_QUAD };
 
-// Functions that fixed*.c, int8*.c and bf16*.c define for gemm.c:
+// Functions that fixed*.c, int8*.c and tiles*.c define for gemm.c:
 // - the bytes that the columns of a product need (their data);
 int64_t R16_NUMBERS_FN(r16_columns_bytes)(const r16_product *p);
 // - convert R16_QUAD columns; some or all of them may lie beyond the group;

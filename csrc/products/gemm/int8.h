@@ -65,6 +65,3 @@ typedef struct r16_panel {
   int64_t n_sums, sum_units, n_shifts; // sums; units, and shifts, of a sum
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
-
-PG_INLINE void r16_begin(void) {} // called by a thread before, and after, it multiplies
-PG_INLINE void r16_end(void) {}

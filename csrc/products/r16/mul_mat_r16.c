@@ -22,50 +22,50 @@ typedef struct gemm {
   void (*multiply)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
 } gemm;
 
-#define GEMM(isa) ((gemm){PG_CAT(r16_gemm_work, __, isa), PG_CAT(r16_gemm_columns, __, isa), PG_CAT(r16_gemm, __, isa)})
-
-PG_INLINE gemm gemm_for(const r16_product *p) {
-#if defined(__AMX_BF16__)
-  if (p->n_cols <= R16_FIXED && !p->exact) return GEMM(avx512vnni);
-#endif
-  return GEMM(PG_ISA);
-}
+#define GEMM(fn) ((gemm){fn(r16_gemm_work), fn(r16_gemm_columns), fn(r16_gemm)})
 
 // For n products of the same columns.
-PG_INLINE gemm gemm_for_all(const r16_product *p, int n) {
-#if defined(PG_FAST)
+PG_INLINE gemm gemm_for(const r16_product *p, int n) {
+#if defined(PG_AMX)
+  int suits = 1;
+  for (int i = 0; i < n; i++) suits = suits && r16_suits_tiles(p[i].f);
+  if (p->n_cols > R16_NO_TILES && p->bf16) return GEMM(R16_BF16_FN);
+  if (p->n_cols > R16_NO_TILES && suits) return GEMM(PG_FN);
+#elif defined(PG_FAST)
   int suits = p->fast;
   for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p[i].f);
-  if (suits) return (gemm){R16_INT8_FN(r16_gemm_work), R16_INT8_FN(r16_gemm_columns), R16_INT8_FN(r16_gemm)};
+  if (suits) return GEMM(R16_INT8_FN);
 #endif
-  return gemm_for(p);
+  return GEMM(R16_FN); // the one that takes all products
 }
 
 // Scratch bytes, enough for all columns or fewer, in any way.
-static int64_t gemm_bytes(r16_product p, int nth) {
-  int64_t bytes = PG_MAX(gemm_for(&p).work(&p, nth), gemm_for_all(&p, 1).work(&p, nth));
-#if defined(__AMX_BF16__)
-  p.n_cols = PG_MIN(p.n_cols, R16_FIXED);
-  bytes = PG_MAX(bytes, gemm_for(&p).work(&p, nth));
-#endif
-  return up64(bytes);
+static int64_t gemm_bytes(const r16_product *p, int nth) {
+  return up64(PG_MAX(GEMM(R16_FN).work(p, nth), gemm_for(p, 1).work(p, nth)));
 }
+
+// Of the fields `fast` and `bf16`, that which says that a product has the fast form.
+#if defined(PG_AMX)
+#define IN_FAST_FORM bf16
+#else
+#define IN_FAST_FORM fast
+#endif
 
 PG_INLINE r16_product blocks_of(const pg_task *t, int fast) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
-  return (r16_product){.f = *r16_find(a->type), .fast = fast, .k = a->ne[0], .n_cols = columns_of(t)};
+  return (r16_product){.f = *r16_find(a->type), .IN_FAST_FORM = fast, .k = a->ne[0], .n_cols = columns_of(t)};
 }
 
 // The most columns that are few, for a product; and the least of that number for products in this form.
 PG_INLINE int few_of(const r16_product *p) {
   const int few = r16_few(r16_unpacks_slowly(p->f));
-#if defined(PG_FAST)
+#if defined(PG_FAST) && !defined(PG_AMX)
   if (p->fast && R16_INT8_FN(r16_suits)(p->f)) return PG_MIN(few, R16_BORDER(FEW_FAST));
 #endif
   return few;
 }
 PG_INLINE int least_few(int fast) {
-#if defined(PG_FAST)
+#if defined(PG_FAST) && !defined(PG_AMX)
   if (fast) return PG_MIN(r16_few(1), R16_BORDER(FEW_FAST));
 #endif
   return r16_few(1);
@@ -73,7 +73,7 @@ PG_INLINE int least_few(int fast) {
 
 static int64_t work_of(const pg_task *t, int nth, int fast) {
   const r16_product p = blocks_of(t, fast);
-  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth));
+  return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth));
 }
 
 int64_t PG_FN(mul_mat_r16_work)(const pg_task *t, int nth) { return work_of(t, nth, 0); }
@@ -94,9 +94,8 @@ typedef struct products {
   int n;
 } products;
 
-// What the matrices are. HALF: F16 or BF16 as they are stored, which are rounded: to bf16 by tiles, otherwise to fixed
-// point; EXACT: the same, with the precision of f32.
-enum { REPACKED, STORED, HALF, EXACT };
+// What the matrices are. HALF: F16 or BF16 as they are stored, which are rounded to fixed point.
+enum { REPACKED, STORED, HALF };
 
 // The elements of a row, filled up with zeros.
 PG_INLINE int64_t whole_units(int64_t k) { return (k + R16_UNIT - 1) / R16_UNIT * R16_UNIT; }
@@ -111,8 +110,7 @@ PG_INLINE products products_of(const pg_task *t, int form, int fast) {
     s.p[s.n++] = (r16_product){.f = form < HALF ? *r16_find(a->type) : (r16_format){.type = (int)a->type},
                                .w = (const uint8_t *)a->data,
                                .row_bytes = form ? a->nb[1] : 0,
-                               .exact = form == EXACT,
-                               .fast = fast,
+                               .IN_FAST_FORM = fast,
                                .k = whole_units(a->ne[0]),
                                .m = a->ne[1],
                                .b = &t->src[PG_MM_COLUMNS],
@@ -145,7 +143,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   }
   const int gated = is_gated((int)t->param[PG_MM_STORE]);
   const int n_p = gated && few[0] == few[1] && same_columns(s.p, s.p + 1) ? 2 : 1; // at a time
-  const gemm g = gemm_for_all(s.p, s.n);
+  const gemm g = gemm_for(s.p, s.n);
   r16_queue q = r16_queue_of(t, ith, nth);
   r16_x *x = (r16_x *)t->work;
   char *columns = t->work + (n_few ? x_bytes(t) : 0);
@@ -174,37 +172,35 @@ int PG_FN(mul_mat_r16_fast_any)(const pg_task *t, int ith, int nth) { return mul
 int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 1); }
 #endif
 
-#if defined(__AMX_BF16__) || defined(PG_FAST)
-// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns. With tiles, rows are a whole number of
-// units long.
-int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, 0); }
+#if defined(PG_FAST)
+// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns, which round both to bf16 where there are
+// tiles.
+#if defined(PG_AMX)
+enum { IN_BF16 = 1 };
+#else
+enum { IN_BF16 = 0 };
+#endif
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, IN_BF16); }
 
-PG_INLINE r16_product shape_of(const pg_task *t, int exact) {
+PG_INLINE r16_product shape_of(const pg_task *t) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
   return (r16_product){.f = {.type = (int)a->type},
+                       .IN_FAST_FORM = IN_BF16,
                        .row_bytes = a->nb[1],
-                       .exact = exact,
                        .k = whole_units(a->ne[0]),
                        .n_cols = columns_of(t)};
 }
 
-int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) { return gemm_bytes(shape_of(t, 0), nth); }
-#endif
-
-#if defined(__AMX_BF16__)
-// mul_mat_exact: of the same matrices, wherever they come from, with the precision of f32.
-int PG_FN(mul_mat_exact_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, EXACT, 0); }
-
-int64_t PG_FN(mul_mat_exact_work)(const pg_task *t, int nth) {
-  const r16_product p = shape_of(t, 1);
-  return up64(gemm_for(&p).work(&p, nth));
+int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
+  const r16_product p = shape_of(t);
+  return gemm_bytes(&p, nth);
 }
 #endif
 
 // Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
 static int64_t work_by_id(const pg_task *t, int nth, int fast) {
   const r16_product p = blocks_of(t, fast);
-  const int64_t gemm_size = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(p, nth);
+  const int64_t gemm_size = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth);
   return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
 }
 
@@ -226,7 +222,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast
   r16_product p[2];
   for (int i = 0; i < n_p; i++)
     p[i] = (r16_product){.f = f,
-                         .fast = fast,
+                         .IN_FAST_FORM = fast,
                          .row_bytes = form ? a->nb[1] : 0,
                          .k = a->ne[0],
                          .m = a->ne[1],
@@ -247,7 +243,7 @@ static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast
     }
     if (n_cols > few_of(p)) {
       pg_sync(t, nth); // the previous expert's scratch is free
-      const gemm g = gemm_for_all(p, 1);
+      const gemm g = gemm_for(p, 1);
       g.columns(p, &q, work);
       g.multiply(p, n_p, &q, work, ith);
     } else if (n_cols) {

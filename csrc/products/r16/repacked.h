@@ -16,14 +16,15 @@ PG_INLINE int r16_few(int slow) {
   if (pg_cpu_is_amd) return slow ? R16_BORDER(FEW_SLOW_AMD) : R16_BORDER(FEW_AMD);
   return slow ? R16_BORDER(FEW_SLOW) : R16_BORDER(FEW);
 }
-#if defined(__AMX_BF16__)
-enum {
-  R16_FIXED = 32
-}; // the most columns for which avx512vnni's fixed point is faster than tiles, whose panels cost more
+#if defined(PG_AMX)
+enum { R16_NO_TILES = 32 }; // the most columns for which avx512vnni's gemm is faster than tiles
+
+// Whether tiles multiply a format: not floats; nor sums of 16 elements, which would use a quarter of a tile.
+PG_INLINE int r16_suits_tiles(r16_format f) { return f.units && f.scales != R16_E4M3; }
 #endif
 
 // gemv.c, integers.c and passing.c are the same at the level with tiles as at the one below, and are compiled once.
-#if defined(__AMX_BF16__)
+#if defined(PG_AMX)
 #define R16_FN(name) PG_CAT(name, __, avx512vnni)
 #else
 #define R16_FN PG_FN
@@ -33,8 +34,8 @@ typedef struct r16_product {
   r16_format f;
   const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm/gemm.c only)
   int64_t row_bytes;   // of the matrix as it is stored; 0: repacked
-  int exact;           // of matrices as they are stored: as precise as f32 (tiles only)
-  int fast;            // of matrices in blocks: columns are rounded (round.h)
+  int fast;            // of matrices in blocks: columns are rounded to bytes (round.h)
+  int bf16;            // many columns and the matrix are rounded to bf16, the fast form of tiles (products/gemm/bf16.h)
   int64_t k, m;        // its row length and its rows (the last group may be partly padding)
   int across;          // products/gemm without tiles: rows run across the stored ones, which have m elements; k is the
                        // number of stored rows, rounded up to whole units
@@ -155,20 +156,22 @@ void R16_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *
 // `work` is shared by all threads and has the bytes that r16_gemm_work asks for: enough for its n_cols or fewer. All
 // threads call both functions with the same products: the first one once, for the columns, which ends in a pg_sync;
 // then the second one for any products of them (n_p as above). The caller syncs before it uses `work` again.
-#define R16_GEMM(isa)                                                                                                  \
-  int64_t PG_CAT(r16_gemm_work, __, isa)(const r16_product *p, int nth);                                               \
-  void PG_CAT(r16_gemm_columns, __, isa)(const r16_product *p, r16_queue *q, char *work);                              \
-  void PG_CAT(r16_gemm, __, isa)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
-R16_GEMM(PG_ISA)
-#if defined(__AMX_BF16__)
-R16_GEMM(avx512vnni)
+#define R16_GEMM(fn)                                                                                                   \
+  int64_t fn(r16_gemm_work)(const r16_product *p, int nth);                                                            \
+  void fn(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work);                                           \
+  void fn(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+R16_GEMM(PG_FN)
+#if defined(PG_AMX)
+R16_GEMM(R16_FN)
 #endif
 
-// The same for columns in bytes (products/gemm/int8.h), for products in the fast form. Its bits are those of r16_gemm.
-#if defined(PG_FAST)
+// The same for products in the fast form: with columns in bytes (products/gemm/int8.h), which give the bits of
+// r16_gemm; or, where there are tiles, in bf16 (products/gemm/bf16.h).
+#if defined(PG_AMX)
+#define R16_BF16_FN(name) PG_CAT(name, _bf16__, PG_ISA)
+R16_GEMM(R16_BF16_FN)
+#elif defined(PG_FAST)
 #define R16_INT8_FN(name) PG_CAT(name, _int8__, PG_ISA)
 int R16_INT8_FN(r16_suits)(r16_format f); // whether it has this format
-int64_t R16_INT8_FN(r16_gemm_work)(const r16_product *p, int nth);
-void R16_INT8_FN(r16_gemm_columns)(const r16_product *p, r16_queue *q, char *work);
-void R16_INT8_FN(r16_gemm)(const r16_product *p, int n_p, r16_queue *q, char *work, int ith);
+R16_GEMM(R16_INT8_FN)
 #endif

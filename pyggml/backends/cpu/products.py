@@ -12,17 +12,12 @@ from ...tensor import Tensor
 from ...var import bounds, divides
 from .isa import Kernel, kernel_of
 
-# Columns beyond which a product of floats that may be rounded converts them, by level; the other levels never do.
-# So bits of mul_mat depend on their number where there are tiles, and nowhere else (docs/company.md).
-ROUND_BEYOND = {
-    "mul_mat": {"amx": 32},
-    "out_prod": {"avx2": 255, "avx512vnni": 96, "amx": 32},
-}
-# The same for floats in the fast form: both operands become 16-bit fixed point (csrc/products/gemm/fixed.h).
-FAST_BEYOND = {"avx2": 32, "avx512vnni": 32}
+# Columns beyond which a gradient of floats that may be rounded (ROUNDED) converts them, by level; the others never do.
+ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 96}
+# Columns beyond which a product of floats in the fast form converts them: to 16-bit fixed point
+# (csrc/products/gemm/fixed.h), or to bf16 where there are tiles (bf16.h).
+FAST_BEYOND = {"avx2": 32, "avx512vnni": 32, "amx": 32}
 LEAST_FAST = 128  # elements of a row that are worth it
-# Columns beyond which a product of floats that may not be rounded multiplies three parts of each, if there are tiles.
-_SPLIT_BEYOND = {DType.F16: 31, DType.BF16: 11}
 
 
 def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
@@ -35,23 +30,17 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     a = weights_of(node)
     if a is None:
         return None
-    form, columns = a.form, node.n_rows
+    form = a.form
     if form.copy is not None:
         way = "_r16"
     elif form.name == IN_PASSING.name:
         way = "_stored"
-    elif _is_fast(isa, node, a):
+    elif _is_fast(isa, node, a) or _is_rounded(isa, node, a):
         way = "_half"
-    elif node.op == "mul_mat_id" or not is_float_matrix(a):
-        return None
-    elif form.name == ROUNDED.name and bounds(columns)[0] > ROUND_BEYOND[node.op].get(isa, sys.maxsize):
-        way = "_half"
-    elif bounds(columns)[0] > _SPLIT_BEYOND[a.dtype]:
-        way = "_exact"
     else:
         return None
     kernel = None
-    if form.fast and isa != "amx" and way in ("_r16", "_stored"):  # nothing is faster than tiles
+    if form.fast and way in ("_r16", "_stored"):
         kernel = kernel_of(isa, node, f"{way}_fast")
     if kernel is None:
         kernel = kernel_of(isa, node, way)
@@ -63,7 +52,15 @@ def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
     if not a.form.fast or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat" or isa not in FAST_BEYOND:
         return False
     fits = a.is_contiguous and a.ne[2] == a.ne[3] == 1 and bounds(a.ne[0])[0] >= LEAST_FAST
+    if isa == "amx" and not divides(32, a.ne[0]):  # bf16.h takes whole units
+        return False
     return fits and bounds(node.n_rows)[0] > FAST_BEYOND[isa]
+
+
+def _is_rounded(isa: str, node: Tensor, a: Tensor) -> bool:
+    """Whether `node` is a gradient that rounds the matrix `a` of F16 or BF16."""
+    fits = node.op == "out_prod" and a.form.name == ROUNDED.name and is_float_matrix(a)
+    return fits and bounds(node.n_rows)[0] > ROUND_BEYOND.get(isa, sys.maxsize)
 
 
 def is_float_matrix(t: Tensor) -> bool:

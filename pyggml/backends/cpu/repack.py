@@ -147,9 +147,8 @@ class CpuRepacking(Repacking):
 
 
 def allow_rounding(tensors: Iterable[Tensor]) -> None:
-    """Let products of many columns round the matrices of F16 and BF16 among these, and the columns: to two numbers in
-    bf16 where there are tiles (mul_mat), to 16-bit fixed point in gradients (out_prod). docs/products.md has errors.
-    """
+    """Let gradients (out_prod) of many columns round the matrices of F16 and BF16 among these, and the columns, to
+    16-bit fixed point. docs/products.md has errors."""
     for t in tensors:
         if _is_dense_leaf(t) and is_float_matrix(t):
             t.form = ROUNDED

@@ -9,7 +9,7 @@ import pytest
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.fuse import FUSIONS
-from pyggml.backends.cpu.products import FAST_BEYOND, ROUND_BEYOND
+from pyggml.backends.cpu.products import FAST_BEYOND
 from pyggml.backends.cpu.repack import be_fast, repack
 from pyggml.sched import Scheduler
 
@@ -177,7 +177,7 @@ def test_gate_and_value_in_one_product(dtype: gg.DType, n: int, isa: str) -> Non
 
     _, fused = by_fusing(build, isa)
     both = [["mul_mat", "swiglu"], ["mul_mat", "add", "geglu"]]
-    assert fused == (both if dtype is gg.Q4_0 or n > (FAST_BEYOND | ROUND_BEYOND["mul_mat"]).get(isa, n) else [])
+    assert fused == (both if dtype is gg.Q4_0 or n > FAST_BEYOND.get(isa, n) else [])
 
 
 def test_halves_of_groups_stay_whole() -> None:

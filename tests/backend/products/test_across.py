@@ -109,10 +109,10 @@ def test_shapes(isa: str, data: st.DataObject) -> None:
     assert nmse(y, exact) < FIXED
 
 
-@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in ROUND_BEYOND["out_prod"]])
+@pytest.mark.parametrize("isa", [isa for isa in ISAS if isa in ROUND_BEYOND])
 @pytest.mark.parametrize("dtype", [gg.F16, gg.BF16])
 def test_rounded(dtype: gg.DType, isa: str) -> None:
-    """F16 and BF16 are rounded beyond the same number of columns as in mul_mat, when they may be."""
+    """F16 and BF16 are rounded beyond a number of columns, when they may be."""
     rng = np.random.default_rng(1)
     w = source(dtype, gaussian(rng, (300, 288)))
     b = columns(rng, 300, 300, True)
@@ -125,7 +125,7 @@ def test_rounded(dtype: gg.DType, isa: str) -> None:
     one = run(y, isa, 1)
     assert 1e-12 < nmse(one, exact) < 1e-7
     assert np.array_equal(run(y, isa, 2), one)
-    few = gg.out_prod(w, columns(rng, 300, min(ROUND_BEYOND["out_prod"].values()), True))
+    few = gg.out_prod(w, columns(rng, 300, min(ROUND_BEYOND.values()), True))
     assert choose(isa, few) is None
 
 

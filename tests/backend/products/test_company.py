@@ -1,6 +1,6 @@
 """A column of a product of weights in blocks has the same bits whatever is computed beside it: one column or many,
-from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h); in the fast form, too (round.h).
-Products in tiles of bf16 are not among these: level amx keeps to it up to 32 columns.
+from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h); in the fast form, too (round.h), but
+where tiles round to bf16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyggml.backends.cpu.repack import be_fast, repack, repack_in_passing
 from pyggml.sched import Scheduler
 from pyggml.testing.harness import gaussian
 
-from .test_repack import ISAS, TILES, TYPES, run, source
+from .test_repack import ISAS, TYPES, run, source
 
 CASES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
@@ -37,16 +37,13 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: st.DrawFn, most: int) -> Case:
+def cases(draw: st.DrawFn, isa: str, most: int = 150) -> Case:
     dtype = draw(st.sampled_from(TYPES))
     k = dtype.block_size * draw(st.integers(1, 800 // dtype.block_size + 1))
     n = draw(st.integers(2, min(20, most)) | st.integers(2, most))
     m, seed, n_threads = draw(st.integers(1, 70)), draw(st.integers(0, 999)), draw(st.integers(1, 2))
-    return Case(dtype, k, m, n, seed, draw(st.booleans()), draw(st.booleans()), n_threads)
-
-
-def most(isa: str) -> int:
-    return 32 if isa in TILES else 150
+    fast = isa != "amx" and draw(st.booleans())
+    return Case(dtype, k, m, n, seed, draw(st.booleans()), fast, n_threads)
 
 
 def weights(rng: np.random.Generator, c: Case, shape: Sequence[int], isa: str) -> gg.Tensor:
@@ -77,7 +74,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 @pytest.mark.parametrize("isa", ISAS)
 def test_columns(isa: str) -> None:
     @CASES
-    @given(cases(most(isa)))
+    @given(cases(isa))
     def check(c: Case) -> None:
         rng = np.random.default_rng(c.seed)
         w, x = weights(rng, c, (c.m, c.k), isa), columns_of(rng, c.n, c.k)
@@ -95,7 +92,7 @@ def test_experts(isa: str) -> None:
     """A result is the product of its expert's matrix alone with the column alone."""
 
     @CASES
-    @given(cases(most(isa)), st.integers(1, 5))
+    @given(cases(isa), st.integers(1, 5))
     def check(c: Case, n_expert: int) -> None:
         rng = np.random.default_rng(c.seed)
         n_used = int(rng.integers(1, 3))
@@ -134,7 +131,7 @@ def test_fused(isa: str) -> None:
         return y.numpy().copy()
 
     @settings(CASES, max_examples=25)
-    @given(cases(min(most(isa), 60)))
+    @given(cases(isa, 60))
     def check(c: Case) -> None:
         rng = np.random.default_rng(c.seed)
         inner = c.dtype.block_size * int(rng.integers(1, 3))

@@ -1,6 +1,7 @@
 """Weights in the fast form: columns rounded to a byte times a factor (csrc/products/r16/round.h): how large the error
 is, and which products it concerns. That a column has the same bits in any company is in test_company.py. Of matrices of
-floats both operands are rounded to 16-bit fixed point.
+floats both operands are rounded to 16-bit fixed point. Where there are tiles, many columns, and weights, are rounded to
+bf16 instead (csrc/products/gemm/bf16.h).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from pyggml.testing.harness import gaussian, nmse
 
 from .test_repack import ISAS, TYPES, decoded, run, source, terms
 
-LEVELS = ("avx2", "avx512vnni", "dotprod", "i8mm")  # that have kernels for it
+LEVELS = ("avx2", "avx512vnni", "dotprod", "i8mm")  # that have kernels which round columns to bytes
 FAST = [isa for isa in ISAS if isa in LEVELS]
+TILES = [isa for isa in ISAS if isa == "amx"]
 FLOATS = [isa for isa in FAST if isa in FAST_BEYOND]  # and those that have some for floats
 TRIED, ROOM = 8, 0.97  # of round.h
 
@@ -115,7 +117,7 @@ def test_choice() -> None:
         w = fast(rng, gg.Q4_K, (16, 256), isa)
         node = gg.mul_mat(w, source(gg.F32, gaussian(rng, (3, 256))))
         found = choose(isa, node)
-        assert found is not None and found[0] == kernel_of(isa, node, "_r16_fast" if isa in FAST else "_r16")
+        assert found is not None and found[0] == kernel_of(isa, node, "_r16_fast" if isa in (*FAST, *TILES) else "_r16")
         assert found[1] is w.form.copy
 
 
@@ -165,3 +167,44 @@ def test_floats_at_the_ends(isa: str) -> None:
     # What half a step of each element can make of it, by the norms from which steps follow; and rounding to f32.
     near = np.abs(y - want) <= norms * (128**0.5 / 46000 + 1e-6)
     assert near[np.ix_(rows, columns)].all()
+
+
+@pytest.mark.parametrize("isa", TILES)
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda t: t.name)
+def test_tiles(dtype: gg.DType, isa: str) -> None:
+    """Both operands are off by 2**-8 of themselves at most, which makes a third when it is evenly spread; one outlier
+    may decide a result. Up to 32 columns are exact. Neither threads nor other columns change a bit of many."""
+    rng = np.random.default_rng(6)
+    k = 768 if dtype.block_size > 64 else 576
+    w, x = fast(rng, dtype, (97, k), isa), gaussian(rng, (70, k)).astype(np.float32)
+    exact = source(dtype, np.zeros((97, k)))
+    exact.raw()[...] = w.raw()
+    repack([exact], isa=isa)
+    y = run(gg.mul_mat(w, source(gg.F32, x)), isa, 2)[0, 0]
+    assert 1e-7 < nmse(y, x @ decoded(w)[0, 0].T) < 2e-5
+    assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x)), isa, 1)[0, 0], y)
+    for n in (33, 36, 49, 64, 65):
+        assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x[:n])), isa, 2)[0, 0], y[:n]), f"{n} columns"
+    for n in (1, 9, 20, 32):
+        few = gg.mul_mat(w, source(gg.F32, x[:n])), gg.mul_mat(exact, source(gg.F32, x[:n]))
+        assert np.array_equal(run(few[0], isa, 2), run(few[1], isa, 2)), f"{n} columns"
+
+
+@pytest.mark.parametrize("isa", TILES)
+@pytest.mark.parametrize("dtype", [gg.F16, gg.BF16], ids=lambda t: t.name)
+def test_floats_in_tiles(dtype: gg.DType, isa: str) -> None:
+    """Tiles leave out the rest of a rest of a column, and what two rests make. Few columns, and rows that are not whole
+    units, are exact."""
+    rng = np.random.default_rng(11)
+    border = FAST_BEYOND[isa]
+    for k, m in ((128, 1), (288, 31), (544, 97), (588, 40)):
+        w = source(dtype, gaussian(rng, (m, k)))
+        be_fast([w], floats=True)
+        x = gaussian(rng, (border + 38, k)).astype(np.float32)
+        want = x.astype(np.float64) @ decoded(w)[0, 0].T
+        y = run(gg.mul_mat(w, source(gg.F32, x)), isa, 2)[0, 0]
+        assert (1e-12 if k % 32 == 0 else 0) < nmse(y, want) < (2 * (2.0**-16 / 3) ** 2 if k % 32 == 0 else 1e-12)
+        assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x)), isa, 1)[0, 0], y)
+        for n in (border + i for i in (1, 4, 5, 16, 29)):
+            assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x[:n])), isa, 2)[0, 0], y[:n]), f"{n} columns"
+        assert nmse(run(gg.mul_mat(w, source(gg.F32, x[:border])), isa, 2)[0, 0], want[:border]) < 1e-12

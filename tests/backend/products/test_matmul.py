@@ -22,7 +22,7 @@ def product(w: gg.Tensor, x: np.ndarray, isa: str, n_threads: int) -> np.ndarray
 @pytest.mark.parametrize("isa", list(isa_levels()))
 @pytest.mark.parametrize("dtype", [gg.F32, gg.F16, gg.BF16, gg.Q8_0, gg.Q4_0, gg.Q4_1])
 def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
-    """The bits stay; test_company.py has random shapes. With amx, many columns of F16 and BF16 have their own."""
+    """The bits stay; test_company.py has random shapes."""
     w = gg.Context().from_numpy(RNG.standard_normal((300, 1024)), dtype)
     x = RNG.standard_normal((140, 1024)).astype(np.float32)  # beyond the borders between the ways of product.c
     one = product(w, x, isa, 1)
@@ -30,10 +30,7 @@ def test_threads_and_columns(dtype: gg.DType, isa: str) -> None:
     for n in (1, 7, 13, 33, 65, 128):
         few = product(w, x[:n], isa, 2)
         assert np.array_equal(few, product(w, x[:n], isa, 1)), f"{n} columns: the number of threads changes the result"
-        if isa == "amx" and dtype in (gg.F16, gg.BF16):
-            assert np.sum((few - one[:n]) ** 2) <= 1e-12 * np.sum(one[:n] ** 2)
-        else:
-            assert np.array_equal(few, one[:n]), f"{n} columns: company changes the result"
+        assert np.array_equal(few, one[:n]), f"{n} columns: company changes the result"
 
 
 def transposed(x: np.ndarray, pad: int) -> gg.Tensor:

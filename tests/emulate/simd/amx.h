@@ -4,8 +4,17 @@
 #include <stdint.h>
 #include <string.h>
 
+struct pg_tile_config { // as in csrc/simd/amx.h
+  uint8_t palette, start_row, reserved[14];
+  uint16_t line_bytes[16];
+  uint8_t lines[16];
+};
+static const struct pg_tile_config em_whole = {
+    1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+
 struct em_tiles {
   int configured;
+  struct pg_tile_config shape; // what lies beyond it is 0
   uint8_t line[8][16][64];
 };
 __attribute__((weak)) _Thread_local struct em_tiles em_tiles; // one for all files
@@ -13,9 +22,11 @@ __attribute__((weak)) _Thread_local struct em_tiles em_tiles; // one for all fil
 static inline void em_check(void) {
   if (!em_tiles.configured) __builtin_trap();
 }
-static inline void em_begin(int configured) {
+static inline void em_begin(const struct pg_tile_config *shape) { // NULL: none
   memset(&em_tiles, 0, sizeof em_tiles);
-  em_tiles.configured = configured;
+  if (!shape) return;
+  em_tiles.configured = 1;
+  em_tiles.shape = *shape;
 }
 static inline void em_zero(int t) {
   em_check();
@@ -23,11 +34,14 @@ static inline void em_zero(int t) {
 }
 static inline void em_load(int t, const void *p, int64_t step) {
   em_check();
-  for (int i = 0; i < 16; i++) memcpy(em_tiles.line[t][i], (const char *)p + i * step, 64);
+  em_zero(t);
+  for (int i = 0; i < em_tiles.shape.lines[t]; i++)
+    memcpy(em_tiles.line[t][i], (const char *)p + i * step, em_tiles.shape.line_bytes[t]);
 }
 static inline void em_store(int t, void *p, int64_t step) {
   em_check();
-  for (int i = 0; i < 16; i++) memcpy((char *)p + i * step, em_tiles.line[t][i], 64);
+  for (int i = 0; i < em_tiles.shape.lines[t]; i++)
+    memcpy((char *)p + i * step, em_tiles.line[t][i], em_tiles.shape.line_bytes[t]);
 }
 static inline float em_number(int t, int line, int i) {
   uint16_t b;
@@ -55,9 +69,30 @@ static inline void em_dot(int sum, int a, int b) {
   }
 }
 
-#define TILES_BEGIN() em_begin(1)
-#define TILES_END() em_begin(0)
+static inline int32_t em_byte(int t, int line, int i, int is_signed) {
+  const uint8_t b = em_tiles.line[t][line][i];
+  return is_signed ? (int8_t)b : b;
+}
+static inline void em_dot_bytes(int sum, int a, int b, int a_signed, int b_signed) {
+  em_check();
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) {
+      uint32_t v;
+      memcpy(&v, em_tiles.line[sum][i] + 4 * j, sizeof v);
+      for (int k = 0; k < 64; k++)
+        v += (uint32_t)(em_byte(a, i, k, a_signed) * em_byte(b, k / 4, 4 * j + k % 4, b_signed));
+      memcpy(em_tiles.line[sum][i] + 4 * j, &v, sizeof v);
+    }
+}
+
+#define TILES_BEGIN_AS(config) em_begin(&(config))
+#define TILES_BEGIN() em_begin(&em_whole)
+#define TILES_END() em_begin(NULL)
 #define TILE_ZERO(t) em_zero(t)
 #define TILE_LOAD(t, p, step) em_load(t, p, step)
 #define TILE_STORE(t, p, step) em_store(t, p, step)
 #define TILE_DOT(sum, a, b) em_dot(sum, a, b)
+#define TILE_DOT_SS(sum, a, b) em_dot_bytes(sum, a, b, 1, 1)
+#define TILE_DOT_SU(sum, a, b) em_dot_bytes(sum, a, b, 1, 0)
+#define TILE_DOT_US(sum, a, b) em_dot_bytes(sum, a, b, 0, 1)
+#define TILE_DOT_UU(sum, a, b) em_dot_bytes(sum, a, b, 0, 0)
