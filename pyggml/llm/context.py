@@ -393,7 +393,7 @@ class LlamaContext(Closeable):
         self._perf.sampled(start)
 
     def perf_guessed(self, n: int) -> None:
-        """Count the last decode, of `n` tokens, as that of one token and guesses; or, with 0, a guess that was right."""
+        """Count the last decode, of `n` tokens, as that of a token and guesses; or, with 0, a guess that was right."""
         self._perf.guessed(n)
 
     @locked

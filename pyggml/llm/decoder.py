@@ -92,7 +92,7 @@ class Decoder(Protocol):
         ...
 
     def perf_guessed(self, n: int) -> None:
-        """Count the last decode, of `n` tokens, as that of one token and guesses; or, with 0, a guess that was right."""
+        """Count the last decode, of `n` tokens, as that of a token and guesses; or, with 0, a guess that was right."""
         ...
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class Perf:
             self.t_load_ms = now * 1e3 - self.t_start_ms
 
     def guessed(self, n: int) -> None:
-        """Count the last decode as that of one token: the other `n` - 1 were guesses. 0: count a guess that was right."""
+        """Count the last decode as of one token, the other `n` - 1 being guesses. 0: count a guess that was right."""
         self.n_eval += 1
         if n:
             self.n_p_eval -= n
