@@ -30,7 +30,7 @@ class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
     def __init__(self) -> None:
         _locks.add(self)
 
-    def settle(self) -> None:
+    def end_trial(self) -> None:
         """Take back what was put into the state on trial. Called before the state is read, changed or saved."""
         if self.take_back is not None:
             with self:
@@ -105,7 +105,7 @@ def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
                     f"what a tap or an edit of {self.lock.telling} looks into is not finished: it can be read now, "
                     "not changed, run or saved; use another context for that"
                 )
-            self.lock.settle()
+            self.lock.end_trial()
             return f(self, *args, **kwargs)
 
     return whole

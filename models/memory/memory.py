@@ -108,7 +108,7 @@ class Memory:
 
     stores      what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
     caches      the stores that have cells with K and V, which come first. These and all numbers are read without tokens
-                that a text has put there on trial (`Lock.settle`)
+                that a text has put there on trial (`Lock.end_trial`)
     states      the store of recurrent layers, or None
     encoding    in an encoder-decoder: the memory of the encoder's graphs, which fill the last store of this memory
     size        cells: the positions that a context has room for
@@ -134,12 +134,12 @@ class Memory:
 
     @property
     def stores(self) -> tuple[Store, ...]:
-        self.lock.settle()
+        self.lock.end_trial()
         return self._stores
 
     @property
     def caches(self) -> tuple[KVCache, ...]:
-        self.lock.settle()
+        self.lock.end_trial()
         return self._caches
 
     @property
