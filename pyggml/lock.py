@@ -21,8 +21,7 @@ class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
 
     telling    the name of the node whose values taps and edits see just now, in a run of the thread that holds the
                lock; empty at other times
-    take_back  called before the state is changed or saved, see `changing`: takes back what a text has put there on
-               trial. None: there is nothing
+    take_back  takes back what a text has put into the state on trial; None: there is nothing
     """
 
     telling = ""
@@ -30,6 +29,13 @@ class Lock(RLock):  # pyright: ignore[reportGeneralTypeIssues]
 
     def __init__(self) -> None:
         _locks.add(self)
+
+    def end_trial(self) -> None:
+        """Take back what was put into the state on trial. Called before the state is read, changed or saved."""
+        if self.take_back is not None:
+            with self:
+                if self.take_back is not None:  # still
+                    self.take_back()
 
 
 class _Lost(Lock):
@@ -99,8 +105,7 @@ def changing(f: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _
                     f"what a tap or an edit of {self.lock.telling} looks into is not finished: it can be read now, "
                     "not changed, run or saved; use another context for that"
                 )
-            if self.lock.take_back is not None:
-                self.lock.take_back()
+            self.lock.end_trial()
             return f(self, *args, **kwargs)
 
     return whole

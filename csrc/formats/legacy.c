@@ -51,27 +51,49 @@ static void put_high_bits(uint8_t *restrict b, const uint8_t *restrict q) {
   store_u32(b, h);
 }
 
+// The least and the greatest value of a block.
+PG_INLINE void least_and_greatest(const float *x, float *lo, float *hi) {
+  vf least = vf_load(x), greatest = least;
+  for (int j = VF_N; j < N; j += VF_N) {
+    least = vf_min(vf_load(x + j), least);
+    greatest = vf_max(vf_load(x + j), greatest);
+  }
+  *lo = -vf_hmax(vf_sub(vf_zero(), least));
+  *hi = vf_hmax(greatest);
+}
+
 // q = x / d + half, where the first value of the greatest magnitude becomes q = 0. Returns d.
 static float symmetric(const float *restrict x, uint8_t *restrict q, int half) {
-  float amax = 0, ext = 0;
-  for (int j = 0; j < N; j++) {
-    const float a = fabsf(x[j]);
-    if (a > amax) amax = a, ext = x[j];
+  float lo, hi;
+  least_and_greatest(x, &lo, &hi);
+  float ext = hi > -lo ? hi : lo;
+  for (int j = 0; hi == -lo && j < N; j++)
+    if (fabsf(x[j]) == hi) {
+      ext = x[j];
+      break;
+    }
+  const float d = ext != 0 ? ext / -half : -0.0f, inv = d != 0 ? 1 / d : 0;
+  for (int j = 0; j < N; j += VF_N) {
+    const vf ideal = vf_mul(vf_load(x + j), vf_set1(inv));
+    put_bytes(q + j, clamps(vf_add(ideal, vf_set1((float)half + 0.5f)), 0, (float)(2 * half - 1)));
   }
-  const float d = ext / -half, inv = d != 0 ? 1 / d : 0;
-  for (int j = 0; j < N; j++) q[j] = (uint8_t)to_int(x[j] * inv + (half + 0.5f), 0, 2 * half - 1);
   return d;
 }
 
 // q = (x - min) / d in 0..top. Returns d and min.
 static float affine_reference(const float *restrict x, uint8_t *restrict q, int top, float *min) {
-  float lo = INFINITY, hi = -INFINITY;
-  for (int j = 0; j < N; j++) {
-    lo = x[j] < lo ? x[j] : lo;
-    hi = x[j] > hi ? x[j] : hi;
+  float lo, hi;
+  least_and_greatest(x, &lo, &hi);
+  for (int j = 0; lo == 0 && j < N; j++)
+    if (x[j] == 0) { // the sign of the first zero is stored
+      lo = x[j];
+      break;
+    }
+  const float d = hi > lo ? (hi - lo) / top : 0, inv = d != 0 ? 1 / d : 0;
+  for (int j = 0; j < N; j += VF_N) {
+    const vf ideal = vf_mul(vf_sub(vf_load(x + j), vf_set1(lo)), vf_set1(inv));
+    put_bytes(q + j, clamps(vf_add(ideal, vf_set1(0.5f)), 0, (float)top));
   }
-  const float d = (hi - lo) / top, inv = d != 0 ? 1 / d : 0;
-  for (int j = 0; j < N; j++) q[j] = (uint8_t)to_int((x[j] - lo) * inv + 0.5f, 0, top);
   *min = lo;
   return d;
 }

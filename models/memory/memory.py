@@ -107,7 +107,8 @@ class Memory:
     """What a model remembers. Printed, it shows what every cell holds.
 
     stores      what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
-    caches      the stores that have cells with K and V, which come first
+    caches      the stores that have cells with K and V, which come first. These and all numbers are read without tokens
+                that a text has put there on trial (`Lock.end_trial`)
     states      the store of recurrent layers, or None
     encoding    in an encoder-decoder: the memory of the encoder's graphs, which fill the last store of this memory
     size        cells: the positions that a context has room for
@@ -120,8 +121,8 @@ class Memory:
     """
 
     def __init__(self, *stores: Store, encoding: Memory | None = None) -> None:
-        self.stores, self.encoding = stores, encoding
-        self.caches = tuple(s for s in stores if isinstance(s, KVCache))
+        self._stores, self.encoding = stores, encoding
+        self._caches = tuple(s for s in stores if isinstance(s, KVCache))
         self.states = next((s for s in stores if isinstance(s, RecurrentCells)), None)
         self._first = stores[0]
         self.size, self.n_seq_max = self._first.size, self._first.n_seq_max
@@ -132,34 +133,44 @@ class Memory:
             part.lock = self.lock
 
     @property
+    def stores(self) -> tuple[Store, ...]:
+        self.lock.end_trial()
+        return self._stores
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        self.lock.end_trial()
+        return self._caches
+
+    @property
     def used(self) -> int:
         """Cells that are not empty."""
-        return self._first.used
+        return self.stores[0].used
 
     @property
     def cells(self) -> list[Cell]:
         """All cells as they are now, to look at."""
-        return self._first.cells
+        return self.stores[0].cells
 
     @property
     def pos_max(self) -> Ints:
         """int32 [n_seq_max]: the largest position of each sequence, -1 for an empty one."""
-        return self._first.pos_max
+        return self.stores[0].pos_max
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(s.nbytes for s in self.stores)
+        return sum(s.nbytes for s in self._stores)
 
     @property
     def keeps_all(self) -> bool:
         """Whether every position of a sequence stays until it is removed, so that a sequence can be cut, or shared, at
         any position. A window drops positions, and a state stands for its last position only."""
-        return len(self.stores) == len(self.caches) == 1
+        return len(self._stores) == len(self._caches) == 1
 
     def allocate(self, buft: str) -> None:
         """Give all tensors their memory, zeroed."""
-        for store in self.stores:
+        for store in self._stores:
             store.allocate(buft)
 
     # -- slots ----------------------------------------------------------------------------------------------------
@@ -176,29 +187,29 @@ class Memory:
         """A slot in each store, None for one that graphs only look at. Changes nothing. Raises KVCacheFull."""
         looks_at = self._encoded
         return tuple(
-            [None if s in looks_at else s.slot(u, [slots[i] for slots in taken]) for i, s in enumerate(self.stores)]
+            [None if s in looks_at else s.slot(u, [slots[i] for slots in taken]) for i, s in enumerate(self._stores)]
         )
 
     def take(self, slots: Slots, u: UBatch) -> None:
         """Put the tokens of a ubatch into their slots."""
-        for store, slot in zip(self.stores, slots, strict=True):
+        for store, slot in zip(self._stores, slots, strict=True):
             if slot is not None:
                 store.take(slot, u)
 
     def undo(self, taken: Sequence[Slots]) -> None:
         """Take back slots, at least those of one ubatch, in the order they were taken."""
-        for i, store in enumerate(self.stores):
+        for i, store in enumerate(self._stores):
             if self.fills(store):
                 store.undo([slots[i] for slots in taken])
 
     def settle(self) -> None:
         """Drop what no later token can see (after a batch was decoded)."""
-        for store in self.stores:
+        for store in self._stores:
             store.settle()
 
     def defrag(self) -> None:
         """Close the holes between cells before the next step."""
-        for store in self.stores:
+        for store in self._stores:
             store.defrag()
 
     # -- operations on sequences ----------------------------------------------------------------------------------
@@ -210,7 +221,7 @@ class Memory:
 
     def seq_pos_max(self, seq_id: int) -> int:
         """The largest position of a sequence, -1 for an empty one."""
-        return self._first.seq_pos_max(seq_id)
+        return self.stores[0].seq_pos_max(seq_id)
 
     def seq_pos_min(self, seq_id: int) -> int:
         """The smallest position of a sequence that all stores still have, -1 for an empty one."""

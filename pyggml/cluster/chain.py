@@ -231,6 +231,9 @@ class StagedContext:
     def perf_sampled(self, start: float) -> None:
         """Nothing is counted."""
 
+    def perf_guessed(self, n: int) -> None:
+        """Nothing is counted."""
+
     def close(self) -> None:
         """Let all stages forget the context."""
         self._chain.close_context(self._epoch, self._key)

@@ -392,6 +392,10 @@ class LlamaContext(Closeable):
         """Count a token that was sampled since `start` (of time.perf_counter())."""
         self._perf.sampled(start)
 
+    def perf_guessed(self, n: int) -> None:
+        """Count the last decode, of `n` tokens, as that of a token and guesses; or, with 0, a guess that was right."""
+        self._perf.guessed(n)
+
     @locked
     def build_graph(self, n_tokens: int, n_outputs: int | None = None, worst_case: bool = False) -> Graph:
         """The graph that would run for `n_tokens` tokens with logits of `n_outputs` of them (default: one), with the

@@ -91,6 +91,10 @@ class Decoder(Protocol):
         """Count a token that was sampled since `start` (of time.perf_counter())."""
         ...
 
+    def perf_guessed(self, n: int) -> None:
+        """Count the last decode, of `n` tokens, as that of a token and guesses; or, with 0, a guess that was right."""
+        ...
+
     def close(self) -> None:
         """Free what it holds. Closing again does nothing."""
         ...

@@ -103,6 +103,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "load_seq": ("seq",),
     "build_graph": (1,),
     "perf_sampled": (0.0,),
+    "perf_guessed": (0,),
     "tokenize": ("a",),
     "detokenize": ([5],),
     "generate": ("a",),

@@ -82,12 +82,13 @@ def test_architectures(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("repack", [True, False], ids=["repacked", "in passing"])
 @pytest.mark.parametrize("name", TYPES)
 def test_types_of_weights(name: str, repack: bool) -> None:
+    """Each type with two kinds of caches, in turn: products and caches have only rows of floats in common."""
     ids = np.random.default_rng(len(name)).integers(3, 250, 140).tolist()
+    first = TYPES.index(name) + repack
     with load_model(LLAMAS / f"{name}.gguf", repack=repack) as model:
-        for i, options in enumerate(CACHES.values()):
-            assert in_company(model, ids, i, **options).tobytes() == alone(model, ids, **options).tobytes(), [*CACHES][
-                i
-            ]
+        for i in (first % len(CACHES), (first + 2) % len(CACHES)):
+            kind, options = [*CACHES.items()][i]
+            assert in_company(model, ids, i, **options).tobytes() == alone(model, ids, **options).tobytes(), kind
 
 
 @pytest.mark.skipif(not TYPES, reason="no golden data")

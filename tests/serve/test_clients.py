@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -25,6 +24,9 @@ from pydantic import BaseModel
 from pyggml.serve.connection import until_cut
 
 from .conftest import KEY, PATIENCE, get, http_client, post, process, stream
+
+if TYPE_CHECKING:
+    import anthropic
 
 Served = tuple[str, "subprocess.Popen[bytes]"]
 HI: Any = [{"role": "user", "content": "Tell me of a fox."}]
@@ -97,11 +99,15 @@ def test_openai_embeddings_and_errors(client: openai.OpenAI, served: Served) -> 
 
 
 def test_anthropic(served: Served) -> None:
+    import anthropic  # takes 1.2 s, which only the process that runs this spends
+
     with anthropic.Anthropic(base_url=served[0], api_key=KEY, max_retries=0) as client:
         ask_anthropic(client)
 
 
 def ask_anthropic(client: anthropic.Anthropic) -> None:
+    import anthropic
+
     options: Any = {
         "model": "x",
         "messages": HI,

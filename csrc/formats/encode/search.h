@@ -27,9 +27,15 @@ PG_INLINE vf clamps(vf x, float lo, float hi) { return vf_min(vf_max(x, vf_set1(
 
 // Integers 0..255 as VF_N bytes.
 PG_INLINE void put_bytes(uint8_t *p, vf x) {
+#if VF_N == 8 // compilers would take each lane out
+  const __m256i i = _mm256_cvttps_epi32(x);
+  const __m128i two_bytes = _mm_packus_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(two_bytes, two_bytes));
+#else
   typedef uint8_t bytes __attribute__((vector_size(VF_N)));
   const bytes b = __builtin_convertvector(__builtin_convertvector(x, vbits), bytes);
   memcpy(p, &b, sizeof b);
+#endif
 }
 
 PG_INLINE float extreme(const float *x, int n) { // the first value of the greatest magnitude

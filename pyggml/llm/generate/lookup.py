@@ -81,8 +81,8 @@ class LookupGeneration(SpeculativeGeneration):
     as much time as building takes, and not at all for a model whose tokens take a fraction of a millisecond.
 
     Nothing is evaluated on a guess beside other texts, while nodes are watched or hidden states kept, and with
-    self-extend. Between two tokens the memory may hold guesses; whoever changes or saves the context then, or watches
-    nodes, finds it without them.
+    self-extend. Between two tokens the memory may hold guesses; whoever reads it then, changes or saves the context, or
+    watches nodes, finds it without them.
     `draft_stats` is None, because nobody asked for drafts. `before`: text that stands before the prompt.
     """
 
@@ -126,7 +126,9 @@ class LookupGeneration(SpeculativeGeneration):
         return token
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
-        take_back, self.ctx.memory.lock.take_back = self.ctx.memory.lock.take_back, None
+        lock = self.ctx.memory.lock
+        with lock:  # else another thread might be taking the guesses back just now
+            take_back, lock.take_back = lock.take_back, None
         if take_back is not None and (not self._guesses or self.ctx.model.watches.patterns):
             take_back()  # another text of the context has guesses, or nodes of this one are to be seen
         self._copy.add(token)

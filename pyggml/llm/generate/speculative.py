@@ -203,6 +203,7 @@ class SpeculativeGeneration(Generation):
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         if self._guesses:  # the first guess was right, see _has_room
             del self._guesses[0]
+            n = 0
         else:
             at = len(self.prompt) + len(self.ids) - 1 - len(self._again)
             self.n_done = at if self.n_cells is None else self._end - len(self._again)
@@ -218,6 +219,8 @@ class SpeculativeGeneration(Generation):
             rows = yield placed if self._guesses or self.n_cells is not None else self._batch
             self._followed(self._batch, at)
             self._again, self._rows = [], iter(rows)
+        if self.n_cells is None and n != 1:  # else the context has counted it, perhaps beside other texts
+            self.ctx.perf_guessed(n)
         self._end += 1
         return next(self._rows)
 

@@ -46,7 +46,9 @@ def text_of(g: Generation) -> dict[str, Any]:
     """Everything that a user can see of a text."""
     tokens = list(g)
     seen = {"tokens": tokens, "ids": g.ids, "reason": g.finish_reason, "stop": g.stop_string, "stats": g.draft_stats}
+    perf = g.ctx.perf()
     seen |= {"n": (g.timings.n_prompt, g.timings.n_eval, g.timings.n_sample), "used": g.ctx.memory.used}
+    seen |= {"perf": (perf.n_p_eval, perf.n_eval, perf.n_sample), "times": perf.t_p_eval_ms > 0 < perf.t_eval_ms}
     seen |= {"pos": g.ctx.memory.seq_pos_max(0), "logits": g.ctx.logits.tobytes(), "outputs": g.ctx.outputs.tolist()}
     return seen | {"cells": g.ctx.memory.cells, "n_done": g.n_done}
 
@@ -179,7 +181,7 @@ def test_broken_off(model: Model) -> None:
 
 
 def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tmp_path: Path) -> None:
-    """Whoever saves or changes it, or watches nodes, finds it as without lookup."""
+    """Whoever reads, saves or changes it, or watches nodes, finds it as without lookup."""
     words, n_prompt = range(70, 82), len(model.tokenize(PROMPT))
 
     def periodic(ids: Any, logits: Any) -> Any:
@@ -196,11 +198,18 @@ def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tm
             with ExitStack() as stack:
                 text = iter(g)
                 tokens = [next(text) for _ in range(33)]
-                n_held.append(g.ctx.memory.used)
-                at(g, stack)
-                seen.append([[*tokens, *text], g.ids, g.ctx.memory.cells, g.ctx.logits.tobytes(), after(g)])
+                n_held.append(len(g._guesses) if isinstance(g, LookupGeneration) else 0)
+                found = at(g, stack)
+                seen.append([found, [*tokens, *text], g.ids, g.ctx.memory.cells, g.ctx.logits.tobytes(), after(g)])
         assert seen[0] == seen[1] and n_held[0] > n_held[1]
 
+    reads: tuple[Callable[[Any], object], ...] = (
+        *(lambda m: m.used, lambda m: m.cells, lambda m: m.pos_max.tolist(), lambda m: m.seq_pos_max(0)),
+        *(lambda m: str(m.seq_pos_min(0)), lambda m: m.can_remove(0, 30), str, lambda m: m._repr_html_()),
+        *(lambda m: m.caches[0].pos.tolist(), lambda m: m.stores[0].used),
+    )
+    for read in reads:
+        texts(lambda g, _, read=read: read(g.ctx.memory), lambda g: None)
     path = tmp_path / "state"
     vector = np.ones((1, 32), np.float32)
     texts(lambda g, _: g.ctx.save_state(path), lambda g: path.read_bytes())
@@ -208,7 +217,7 @@ def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tm
     texts(lambda g, _: g.ctx.decode([5, 6]), lambda g: None)
     texts(lambda g, _: g.ctx.set_control_vector(vector), lambda g: None)
     texts(lambda g, _: g.ctx.keep_hidden(), lambda g: g.ctx.hidden.tobytes())
-    texts(lambda g, stack: stack.enter_context(model.edit("l_out-0", lambda x: x * 0.5)), lambda g: None)
+    texts(lambda g, stack: stack.enter_context(model.edit("l_out-0", lambda x: x * 0.5)) and None, lambda g: None)
 
 
 def test_texts_that_take_turns_in_one_context(model: Model) -> None:
