@@ -1,7 +1,6 @@
 // Linux: waiting, the CPU time of threads, and what the kernel knows of the CPU.
 #define _GNU_SOURCE
 #include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -15,6 +14,9 @@
 
 #include "os/cpu.h"
 #include "os/thread.h"
+
+// Of <linux/futex.h>, which does not come with musl's headers.
+enum { FUTEX_WAIT_PRIVATE = 128, FUTEX_WAKE_PRIVATE = 129 };
 
 void pg_os_wait(const int32_t *word, int32_t value) {
   syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);

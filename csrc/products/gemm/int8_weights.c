@@ -3,10 +3,16 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/weights.h"
 
-// Put the codes of a part's rows of a unit in their place in a panel, less their offset; and what makes up for columns
-// that are 128 more.
+typedef int8_t (*codes)[TILE_ROWS][R16_TOGETHER];
+
+// put_codes: the codes of unit u of a part's rows, less their offset, at their place in a panel; on x86 also what makes
+// up for columns that are 128 more. no_codes: zeros for the R16_ROWS rows of a group that is not there. WHOLE: an
+// integer scale as a tile multiplies with it.
 #if VF_N == 4
-PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*to)[TILE_ROWS][R16_TOGETHER]) {
+#define WHOLE(scale) (scale)
+
+PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, r16_panel *panel, int u, int row) {
+  const codes to = (codes)panel->codes[u * R16_UNIT / R16_TOGETHER][row];
   vi two[2];
   _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
     two[p % 2] = r16_quartet(f, unit, part, p) - (uint8_t)f.offset;
@@ -20,28 +26,30 @@ PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*t
 #endif
   }
 }
+
+PG_INLINE void no_codes(r16_panel *panel, int row) {
+  for (int i = 0; i < KC / R16_TOGETHER; i++) memset(panel->codes[i][row], 0, R16_ROWS * R16_TOGETHER);
+}
 #else
 typedef uint8_t lane_bytes __attribute__((vector_size(4 * VF_N)));
 
 // sum + 128 times the codes of each row; without VNNI in words, of two codes each.
+#if defined(__AVX512VNNI__)
+#define WHOLE(scale) (scale)
+PG_INLINE vi add_128_times(vi sum, vi codes) { return _mm512_dpbusd_epi32(sum, vi_set1_i8(0x80), codes); }
+PG_INLINE vi negative(vi sum) { return (vi)((rows)vi_zero() - (rows)sum); }
+#else
+#define WHOLE(scale) vi_twice_16(scale)
 PG_INLINE vi add_128_times(vi sum, vi codes) {
-#if defined(__AVX512VNNI__)
-  return _mm512_dpbusd_epi32(sum, vi_set1_i8(0x80), codes);
-#else
   return _mm256_add_epi16(sum, _mm256_maddubs_epi16(vi_set1_i8(0x80), codes));
-#endif
 }
-PG_INLINE vi negative(vi sum) {
-#if defined(__AVX512VNNI__)
-  return (vi)((rows)vi_zero() - (rows)sum);
-#else
-  return vi_sub_16(vi_zero(), sum);
+PG_INLINE vi negative(vi sum) { return vi_sub_16(vi_zero(), sum); }
 #endif
-}
 
-PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*to)[TILE_ROWS][R16_TOGETHER],
-                         int32_t (*less)[TILE_ROWS]) {
+PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, r16_panel *panel, int u, int row) {
   const int summed = PG_MAX(1, r16_summed_quartets(f)); // formats that have none do not come here
+  const codes to = (codes)panel->codes[u * R16_UNIT / R16_TOGETHER][row];
+  int32_t(*less)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->less[u * (R16_QUARTETS / summed)] + row);
   vi sum = vi_zero();
   _Pragma("GCC unroll 8") for (int p = 0; p < R16_QUARTETS; p++) {
     const vi q = (vi)((lane_bytes)r16_quartet(f, unit, part, p) - (uint8_t)f.offset);
@@ -51,23 +59,20 @@ PG_INLINE void put_codes(r16_format f, const uint8_t *unit, int part, int8_t (*t
     if (p % summed == summed - 1) memcpy(*less++, &all, sizeof all);
   }
 }
-#endif
 
-// An integer scale as a tile multiplies with it.
-#if defined(__AVX512VNNI__) || VF_N == 4
-#define WHOLE(scale) (scale)
-#else
-#define WHOLE(scale) vi_twice_16(scale)
+PG_INLINE void no_codes(r16_panel *panel, int row) {
+  for (int i = 0; i < KC / R16_TOGETHER; i++) memset(panel->codes[i][row], 0, R16_ROWS * R16_TOGETHER);
+  for (int i = 0; i < 2 * R16_PARTS; i++) memset(panel->less[i] + row, 0, R16_ROWS * sizeof(int32_t));
+}
 #endif
 
 // n units of a group, for the VF_N rows of a part: rows `row` .. of the panel.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
   const int halves = r16_halves(f), head_bytes = r16_head_bytes(f), sum_units = r16_sum_units(f);
-  int8_t(*to)[TILE_ROWS][R16_TOGETHER] = (int8_t(*)[TILE_ROWS][R16_TOGETHER])panel->codes[0][row];
   float(*scale)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->scales[0] + row);
   float(*shift)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->shifts[0] + row);
   int32_t(*whole)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->whole[0] + row);
-  for (int u = 0; u < n; u++, to += R16_UNIT / R16_TOGETHER) {
+  for (int u = 0; u < n; u++) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
     const r16_head h = r16_head_at(f, block, part);
@@ -81,12 +86,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
         vf_store(*scale++, w.scale[i]);
     }
     if (r16_sums_units(f) && u % sum_units == 0) vf_store(*scale++, h.d);
-#if VF_N == 4
-    put_codes(f, unit, part, to);
-#else
-    const int summed = PG_MAX(1, r16_summed_quartets(f));
-    put_codes(f, unit, part, to, (int32_t(*)[TILE_ROWS])(panel->less[u * (R16_QUARTETS / summed)] + row));
-#endif
+    put_codes(f, unit, part, panel, u, row);
   }
 }
 
@@ -109,10 +109,7 @@ void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t 
       continue;
     }
     // nobody reads the results
-    for (int i = 0; i < nk / R16_TOGETHER; i++) memset(panel->codes[i][row], 0, R16_ROWS * R16_TOGETHER);
-#if VF_N != 4
-    for (int i = 0; i < 2 * R16_PARTS; i++) memset(panel->less[i] + row, 0, R16_ROWS * sizeof(int32_t));
-#endif
+    no_codes(panel, row);
     for (int i = 0; i < R16_PARTS; i++) {
       memset(panel->scales[i] + row, 0, R16_ROWS * sizeof(float));
       memset(panel->shifts[i] + row, 0, R16_ROWS * sizeof(float));

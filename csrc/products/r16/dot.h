@@ -8,7 +8,7 @@ enum {
   PARTS = R16_ROWS / VF_N, // registers per 16 rows
 #if defined(__AVX512VNNI__)
   NC = 8, // columns at a time: as many accumulators as the registers hold
-#elif VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+#elif R16_WORDS
   NC = 4,
 #else
   NC = 5, // six would take as long as three twice
@@ -73,7 +73,7 @@ PG_INLINE void dot_parts(r16_format f, int nc, quartet_fn quartet, const void *f
   }
 }
 #elif VF_N == 4
-#if defined(__ARM_FEATURE_DOTPROD)
+#if !R16_WORDS
 // Bytes are multiplied as signed numbers. Codes that fill a byte are all less 128, which is their offset.
 PG_INLINE int32x4_t less_offset(r16_format f, const r16_x *x, int h) {
   if (!f.offset || f.offset == 128) return vdupq_n_s32(0);
@@ -112,7 +112,7 @@ PG_INLINE void dot_some(r16_format f, int nc, quartet_fn quartet, const void *fr
     }
   }
 }
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif !R16_WORDS
 enum { AT_ONCE = 1 };
 
 // For the rows of `n` parts.

@@ -92,7 +92,7 @@ typedef void (*group_fn)(const uint8_t *w, int64_t n_blocks, blocks x, float *co
   }
 #if defined(__AVX512VNNI__)
 #define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5) X(name, 6) X(name, 7) X(name, 8)
-#elif VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+#elif R16_WORDS
 #define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4)
 #else
 #define COLUMNS(X, name) X(name, 1) X(name, 2) X(name, 3) X(name, 4) X(name, 5)

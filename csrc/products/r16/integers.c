@@ -42,7 +42,7 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
   }
   for (int i = 0; i < 2; i++) {
     const int16x8_t both = vcombine_s16(q[2 * i], q[2 * i + 1]);
-#if !defined(__ARM_FEATURE_DOTPROD)
+#if R16_WORDS
     vst1q_s16(x->q + half * 16 + 8 * i, both);
 #else
     const int16x8_t hi = (both + 128) >> 8;

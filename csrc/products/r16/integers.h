@@ -4,10 +4,17 @@
 #include "products/r16/repacked.h"
 #include "products/r16/sums.h"
 
+// Whether codes are multiplied with words, and not with two planes of bytes: on Arm without dot products of bytes.
+#if VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+#define R16_WORDS 1
+#else
+#define R16_WORDS 0
+#endif
+
 struct r16_x {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   int8_t both[4][2][8]; // hi and lo of eight elements side by side: x = d * (256 * hi + lo)
-#elif VF_N == 4 && !defined(__ARM_FEATURE_DOTPROD)
+#elif R16_WORDS
   int16_t q[32]; // x = d * q
 #else
   int8_t hi[32], lo[32]; // x = d * (256 * hi + lo)
