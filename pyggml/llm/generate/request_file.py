@@ -12,7 +12,7 @@ from math import isfinite
 from typing import IO, Any, NoReturn, cast
 
 from pyggml.errors import BatchError, path_name
-from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.gguf_io.atomic_file import AtomicFile, saying_where
 from pyggml.small_file import open_regular
 from pyggml.system.files import lock_file
 
@@ -99,8 +99,9 @@ class RequestFile:
         fd, left = self._out.fileno(), memoryview(data)
         size = os.fstat(fd).st_size
         try:
-            while left:
-                left = left[os.write(fd, left) :]
+            with saying_where(self.path):
+                while left:
+                    left = left[os.write(fd, left) :]
         except BaseException:
             os.ftruncate(fd, size)
             raise
