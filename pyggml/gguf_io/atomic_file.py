@@ -1,4 +1,4 @@
-"""Files that appear whole, or not at all."""
+"""Files that appear whole, or not at all, and lines that are added whole, or not at all."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def saying_where(path: str | os.PathLike[str]) -> Generator[None]:
     except OSError as e:
         if e.errno in _FULL and e.filename is None:
             raise OSError(e.errno, e.strerror, os.fspath(path)) from e
+        raise
+
+
+def append(fd: int, data: bytes, path: str | os.PathLike[str]) -> None:
+    """Write at the end of an open file, which is called `path` in errors; no half of it stays when that fails."""
+    size, left = os.fstat(fd).st_size, memoryview(data)
+    try:
+        with saying_where(path):
+            while left:
+                left = left[os.write(fd, left) :]
+    except BaseException:
+        os.ftruncate(fd, size)
         raise
 
 

@@ -14,12 +14,10 @@ from pyggml import MediaError
 from pyggml.media import picture_processor
 from pyggml.media.sizes import grids_of_lfm2
 
+from ..pillow import of_pillow_13
 from .library import FILE, cases, checksums, picture
 
-PIL = pytest.importorskip("PIL")
-of_pillow_13 = pytest.mark.skipif(
-    int(PIL.__version__.split(".")[0]) < 13, reason="older Pillows resize long pictures by other roundings"
-)
+pytest.importorskip("PIL")
 OWN = ("features", "embedding", "ids", "logits")
 
 
