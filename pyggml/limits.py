@@ -47,6 +47,7 @@ REQUEST_BYTES = 1 << 24  # size of a request's body
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed
 MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a form with a sound
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)
+BODIES_BYTES = 1 << 29  # of the bodies of all requests together that have not come whole
 ACTIVATION_TOKENS = 1 << 10  # length of a prompt whose nodes are asked for
 ACTIVATION_BYTES = 1 << 28  # size of what its nodes give
 CONNECTIONS = 1 << 10  # at once; fewer when fewer files may be open (ulimit -n)

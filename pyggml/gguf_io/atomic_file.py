@@ -1,17 +1,58 @@
-"""Files that appear whole, or not at all."""
+"""Files that appear whole, or not at all, and lines that are added whole, or not at all."""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pyggml.system.files import name_file, open_nameless, open_new, sync_folder, take_permissions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def saying_where(path: str | os.PathLike[str]) -> Generator[None]:
+    """A full disk inside the block is an OSError that names `path`: that of a write to an open file names none."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL and e.filename is None:
+            raise OSError(e.errno, e.strerror, os.fspath(path)) from e
+        raise
+
+
+def append(fd: int, data: bytes, path: str | os.PathLike[str]) -> None:
+    """Write at the end of an open file, which is called `path` in errors; no half of it stays when that fails."""
+    size, left = os.fstat(fd).st_size, memoryview(data)
+    try:
+        with saying_where(path):
+            while left:
+                left = left[os.write(fd, left) :]
+    except BaseException:
+        os.ftruncate(fd, size)
+        raise
+
+
+class _Raw(io.FileIO):
+    """A file without a buffer that is new; the errors of its writes name the `path` that it will have."""
+
+    def __init__(self, file: str, path: str, opener: Callable[[str, int], int]) -> None:
+        super().__init__(file, "wb", opener=opener)
+        self._path = path
+
+    def write(self, data: Buffer, /) -> int:
+        """Write some of the bytes."""
+        with saying_where(self._path):
+            return super().write(data)
 
 
 class AtomicFile:
@@ -34,7 +75,7 @@ class AtomicFile:
         self._temporary = os.path.join(folder, f".{name}.{os.urandom(4).hex()}.tmp")
         self._named = False
         try:
-            self.file = open(self._temporary, "wb", opener=self._create)  # noqa: SIM115 (this is a context manager)
+            self.file = io.BufferedWriter(_Raw(self._temporary, self.path, self._create))
         except OSError as e:
             self._remove()
             raise OSError(e.errno, e.strerror, os.fspath(path)) from None
@@ -58,7 +99,8 @@ class AtomicFile:
     def commit(self) -> None:
         """Give the file its name, replacing what is there."""
         self.file.flush()
-        os.fsync(self.file.fileno())
+        with saying_where(self.path):
+            os.fsync(self.file.fileno())
         if not self._named:
             name_file(self.file.fileno(), self._temporary)
             self._named = True

@@ -23,6 +23,7 @@ from pyggml.backends.quantize import dequantize
 from pyggml.codec import bf16_to_f32, f32_to_bf16
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.atomic_file import saying_where
 from pyggml.gguf_io.read import GGUFFile, GGUFTensor
 from pyggml.gguf_io.split import PartReader, open_model
 from pyggml.models import get_architecture
@@ -66,7 +67,7 @@ def export_folder(
         temporary = target.parent / f".{target.name}.{secrets.token_hex(4)}.tmp"
         try:
             temporary.mkdir(parents=True)
-            with np.errstate(over="raise", invalid="raise"):
+            with saying_where(target), np.errstate(over="raise", invalid="raise"):
                 _write(file, family, temporary, progress)
             _compare(file, open_hf_folder(temporary), family)
             sync_tree(temporary)

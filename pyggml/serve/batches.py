@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message
 
 from pyggml import limits
-from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.gguf_io.atomic_file import AtomicFile, append
 from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
@@ -82,15 +82,23 @@ class Batches:
         file = self._object(request, "file")
         if request.method == "GET":
             return Json(file)
-        if any(b["status"] in _OPEN and file["id"] in b.values() for b in self._objects("batch")):
+        if self._is_needed(file["id"]):
             raise HTTPError(400, f"{file['id']} is needed by a batch that is under way")
         self._data(file["id"]).unlink(missing_ok=True)
         self._about(file["id"]).unlink()
         return Json({"id": file["id"], "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
-        """GET /v1/files/{id}/content."""
-        return FileResponse(self._data(self._object(request, "file")["id"]), media_type="application/octet-stream")
+        """GET /v1/files/{id}/content. Of a file that grows: the lines so far."""
+        id, kind = self._object(request, "file")["id"], "application/octet-stream"
+        if not self._is_needed(id):
+            return FileResponse(self._data(id), media_type=kind)
+        data = self._data(id).read_bytes()
+        return Response(data[: data.rfind(b"\n") + 1], media_type=kind)
+
+    def _is_needed(self, id: str) -> bool:
+        """Whether a batch that is under way reads or writes a file."""
+        return any(b["status"] in _OPEN and id in b.values() for b in self._objects("batch"))
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
         id = new_id("file")
@@ -185,8 +193,9 @@ class Batches:
                 await asyncio.sleep(1)  # the queue is full: clients go first
             response = {"status_code": code, "request_id": new_id("req"), "body": body}
             answer = {"id": new_id("batch_req"), "custom_id": line["custom_id"], "response": response, "error": None}
-            with open(self._data(batch["output_file_id" if code == 200 else "error_file_id"]), "ab", 0) as f:
-                f.write(dumps(answer) + b"\n")
+            path = self._data(batch["output_file_id" if code == 200 else "error_file_id"])
+            with open(path, "ab", 0) as f:
+                append(f.fileno(), dumps(answer) + b"\n", path)
             batch["request_counts"]["completed" if code == 200 else "failed"] += 1
             self._put(batch)
 

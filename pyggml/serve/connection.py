@@ -26,6 +26,24 @@ from .http import dumps, error_response
 
 _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that the client sees the answer
 _IDLE = 1.0  # seconds without a request after which a connection may make room for another one
+_HALF = 1.0  # seconds for the answer to a client that says it will send no more: most have left, some only wait
+_HEAD = 1 << 16  # bytes of a request's head
+
+
+class _Wire(h11.Connection):
+    """h11's reading of requests, which refuses two kinds besides. A length and chunks at once: a proxy in front may end
+    the request elsewhere, and take what follows for another client's. And versions of HTTP that this one is not."""
+
+    def next_event(self) -> Any:
+        """What has come next."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            if not event.http_version.startswith(b"1."):
+                version = event.http_version.decode("ascii")
+                raise h11.RemoteProtocolError(f"version {version} instead of 1.1", error_status_hint=505)
+        return event
 
 
 class _Gathering:
@@ -68,7 +86,8 @@ class Connection(H11Protocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._refused = False
+        self.conn = _Wire(h11.SERVER, _HEAD)
+        self._refused = self._half_closed = False
         self._idle_since = self._since = monotonic()  # without a request; in what `_waits` says
         self._waits = True  # for the rest of a request's head; or, when it is refused, for the client to leave
         self._left, self._left_since = 0, 0.0  # bytes that the client has not taken, and since when so many
@@ -114,6 +133,15 @@ class Connection(H11Protocol):
             self._since = monotonic()
         self._waits = waits
 
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  (asyncio's protocol may)
+        """The client sends no more. Whether the connection stays open: for an answer that is under way, for a while."""
+        if self.is_idle or self.conn.their_state is h11.SEND_BODY or self.scheme == "https":  # TLS cannot be half open
+            self.transport.close()  # what was written in this turn of the event loop leaves first
+            return False
+        self._half_closed = True
+        self.loop.call_later(_HALF, self.transport.abort)
+        return True
+
     def send_400_response(self, msg: str) -> None:
         """The answer to what is no HTTP (called while that error is handled)."""
         e = sys.exc_info()[1]
@@ -125,6 +153,8 @@ class Connection(H11Protocol):
         self._idle_since = monotonic()
         if self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing():
             self._leave()  # the rest of the request interests nobody
+        elif self._half_closed and self.is_idle:
+            self.transport.close()
 
     def check(self, now: float, timeout: float) -> None:
         """End what takes too long. `timeout`: seconds in which a client must take something of an answer."""

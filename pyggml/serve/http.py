@@ -41,25 +41,38 @@ def error_response(e: HTTPError) -> Response:
 
 
 async def body_of(request: Request, timeout: float, most: int, paced: bool = True) -> bytes:
-    """The body of a request. Raises HTTPError for one that has more than `most` bytes, or comes too slowly: when no
-    part comes for `timeout` seconds, and, if it is `paced`, when the whole takes longer than limits.BODY_SECONDS and
-    BODY_RATE allow."""
-    parts, size, begun = list[bytes](), 0, monotonic()
-    while True:
-        left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic() if paced else timeout
-        try:
-            with fail_after(min(timeout, left)):
-                message = await request.receive()
-        except TimeoutError:
-            raise HTTPError(408, f"the request comes too slowly: {size} bytes of its body so far") from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            raise HTTPError(413, f"the request is longer than {most} bytes")
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    """The body of a request. Raises HTTPError for one that has more than `most` bytes, or says so; that comes too
+    slowly: when no part comes for `timeout` seconds, and, if it is `paced`, when the whole takes longer than
+    limits.BODY_SECONDS and BODY_RATE allow; or when too much of other bodies is coming, too."""
+    parts, size, begun, state = list[bytes](), 0, monotonic(), request.app.state
+    said = request.headers.get("content-length", "")
+    if len(said) > 20 or (said.isdecimal() and int(said) > most):
+        raise _too_large(most)
+    try:
+        while True:
+            left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic() if paced else timeout
+            try:
+                with fail_after(min(timeout, left)):
+                    message = await request.receive()
+            except TimeoutError:
+                raise HTTPError(408, f"the request comes too slowly: {size} bytes of its body so far") from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            state.n_coming += len(parts[-1])
+            if size > most:
+                raise _too_large(most)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+            if state.n_coming > limits.BODIES_BYTES:
+                raise HTTPError(503, "too many long requests are coming at once: try again later")
+    finally:
+        state.n_coming -= size
+
+
+def _too_large(most: int) -> HTTPError:
+    return HTTPError(413, f"the request is longer than {most} bytes")
 
 
 async def json_body(request: Request, timeout: float) -> Any:

@@ -14,6 +14,7 @@ from pyggml import MediaError
 from pyggml.media import picture_processor
 from pyggml.media.sizes import grids_of_lfm2
 
+from ..pillow import of_pillow_13
 from .library import FILE, cases, checksums, picture
 
 pytest.importorskip("PIL")
@@ -24,6 +25,7 @@ def processor(kind: str, **fields: Any) -> Any:
     return picture_processor({"image_processor_type": f"{kind}ImageProcessor", **fields})
 
 
+@of_pillow_13
 def test_checkpoints(shared: Path) -> None:
     """The two pictures of mm.npz: names, shapes, types and all bits, for the 20 checkpoints that see."""
     folder, seen = shared / "golden" / "mm", 0
@@ -44,6 +46,7 @@ def test_checkpoints(shared: Path) -> None:
     assert seen == 20
 
 
+@of_pillow_13
 def test_library() -> None:
     """Pictures of odd sizes by many configs. What the library refuses is a MediaError."""
     for (kind, fields, size), want in zip(cases(), json.loads(FILE.read_text()), strict=True):

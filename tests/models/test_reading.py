@@ -15,6 +15,7 @@ from pyggml.errors import BatchError, ModelError
 from pyggml.llm.text_tower import ClipWords
 
 from ..conftest import shared_dir
+from ..pillow import of_pillow_13
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -35,6 +36,7 @@ LIBRARY = {
 }  # fmt: skip
 
 
+@of_pillow_13
 @pytest.mark.parametrize("name", LIBRARY)
 def test_texts_and_pictures(name: str) -> None:
     model = gg.load_model(MM / name)

@@ -31,6 +31,7 @@ from pyggml.sched import Scheduler
 
 from ..conftest import shared_dir
 from ..gguf_files import write_all
+from ..pillow import of_pillow_13
 
 MM = shared_dir() / "golden" / "mm"
 pytestmark = pytest.mark.skipif(not MM.is_dir(), reason=f"no golden data in {MM}")
@@ -84,6 +85,7 @@ def test_features_of_folders(name: str) -> None:
     assert tower(name).weights.unused == []
 
 
+@of_pillow_13
 @pytest.mark.parametrize("name", SEE)
 def test_from_a_picture(name: str) -> None:
     pytest.importorskip("PIL")
@@ -143,6 +145,7 @@ def test_a_processor_from_the_keys_of_a_file() -> None:
         assert picture_processor(processor_config(tower(name))) is not None
 
 
+@of_pillow_13
 def test_a_model_with_an_mmproj() -> None:
     pytest.importorskip("PIL")
     file = MM / "mmproj" / "qwen3-vl.gguf"

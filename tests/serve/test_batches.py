@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +113,40 @@ def test_cancelled(client: TestClient) -> None:
     assert got["status"] == "cancelled" and got["request_counts"]["completed"] < 40
     assert client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 400
     assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 200
+
+
+def test_answers_so_far(client: TestClient) -> None:
+    """Whole lines, though the file grows while it is read."""
+    batch = begun(client, requests(30, max_tokens=30, ignore_eos=True))
+    path = f"/v1/files/{batch['output_file_id']}/content"
+    seen: list[int] = []
+    while client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress":
+        answer = client.get(path)
+        assert answer.status_code == 200 and int(answer.headers["content-length"]) == len(answer.content)
+        seen.append(len([json.loads(line) for line in answer.text.splitlines()]))
+    assert seen == sorted(seen) and len(set(seen)) > 2 and len(lines(client, batch["output_file_id"])) == 30
+
+
+def test_a_disk_that_fills(tales: gg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails with the reason, and the file has whole lines."""
+    write, room = os.write, 1000
+
+    def write_some(fd: int, data: bytes) -> int:
+        nonlocal room
+        if not os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+            return write(fd, data)
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        n = write(fd, data[:room])
+        room -= n
+        return n
+
+    monkeypatch.setattr(os, "write", write_some)
+    with TestClient(app(tales, tmp_path)) as c:
+        done = ended(c, begun(c, requests(9))["id"])
+        assert done["status"] == "failed" and "No space left" in done["errors"]["data"][0]["message"]
+        n_whole = len(lines(c, done["output_file_id"]))
+        assert 0 < n_whole < 9 and (tmp_path / f"{done['output_file_id']}.jsonl").read_bytes().count(b"\n") == n_whole
 
 
 def test_a_server_that_is_started_again_goes_on(

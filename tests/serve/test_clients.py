@@ -198,13 +198,16 @@ def test_a_signal_lets_answers_end(sent: signal.Signals) -> None:
 @pytest.mark.parametrize("seconds", [0, 60])
 def test_answers_are_cut_at_the_deadline_or_by_a_second_signal(first: signal.Signals, seconds: int) -> None:
     """Each ends by the error that says so: an answer that streams, and one that waits."""
-    with process("-c", 65536, "-np", 1, "--stop-seconds", seconds) as (url, p), ThreadPoolExecutor(1) as pool:
+    with (
+        process("-c", 65536, "-np", 1, "--metrics", "--stop-seconds", seconds) as (url, p),
+        ThreadPoolExecutor(1) as pool,
+    ):
         body = {**LONG, "n_predict": -1}
         with stream("POST", f"{url}/completion", json=body) as r:
             lines = r.iter_lines()
             next(lines)
             waits = pool.submit(post, f"{url}/completion", json={**body, "stream": False})
-            while not any(s["is_processing"] for s in get(f"{url}/slots").json()):
+            while "llamacpp:requests_deferred 1" not in get(f"{url}/metrics").text:
                 time.sleep(0.01)
             p.send_signal(first)
             if seconds:

@@ -173,6 +173,75 @@ def test_headers_of_a_megabyte(tales: gg.Model) -> None:
             assert whole(s).startswith(b"HTTP/1.1 400")
 
 
+def test_heads_that_a_proxy_may_read_otherwise(tales: gg.Model) -> None:
+    """A length and chunks: where such a request ends is a matter of opinion, so it is refused, and nothing after it is
+    taken for a request. So are other versions of HTTP."""
+    length, chunked = b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"
+    after = b"\r\n0\r\n\r\nGET /props HTTP/1.1\r\nHost: x\r\n\r\n"
+    cases = {
+        HEAD + length + chunked + after: b"400",
+        HEAD + chunked + length + after: b"400",
+        b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n": b"505",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n": b"505",
+    }
+    with listening(tales, n_parallel=1) as server:
+        for data, code in cases.items():
+            with server.connect() as s:
+                s.sendall(data)
+                got = whole(s)
+                assert got.startswith(b"HTTP/1.1 " + code) and got.count(b"HTTP/1.1 ") == 1 and b'"code":' + code in got
+
+
+def test_a_client_that_says_it_will_send_no_more(tales: gg.Model) -> None:
+    """Its answers still come, as from llama-server; what takes longer than a second is taken for a client that left."""
+    short, chat = {"prompt": "Once", "n_predict": 3, "temperature": 0}, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    cases = {
+        chat: [b'{"status":"ok"}'],
+        request(short): [b'"stop":true'],
+        request({**short, "stream": True}): [b'"stop":false', b'"stop":true'],
+        request(short) + chat + request(short): [b'"stop":true', b'{"status":"ok"}', b'"stop":true'],
+        HEAD + b"X: ": [],
+        request(short)[:-1]: [],
+        b"": [],
+    }
+    with listening(tales, n_parallel=1) as server:
+        get(f"{server.url}/health")
+        for data, parts in cases.items():
+            with server.connect() as s:
+                s.sendall(data)
+                s.shutdown(socket.SHUT_WR)
+                got = whole(s)
+                for part in parts:
+                    assert part in got, (data, got)
+                    got = got[got.index(part) + 1 :]
+                assert b"HTTP" not in got
+        with server.connect() as s:
+            s.sendall(request({**short, "n_predict": -1, "ignore_eos": True}))
+            s.shutdown(socket.SHUT_WR)
+            assert whole(s) == b""
+        until(lambda: not any(slot["is_processing"] for slot in get(f"{server.url}/slots").json()))
+
+
+def test_bodies_that_are_too_long_together(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says that much will come is refused at once; who brings too much beside others, when it does."""
+    monkeypatch.setattr(limits, "BODIES_BYTES", 100_000)
+    with listening(tales, n_parallel=1) as server, ExitStack() as stack:
+        for length in (limits.REQUEST_BYTES + 1, 10**19):
+            s = stack.enter_context(server.connect())
+            s.sendall(HEAD + b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % length)
+            assert whole(s).startswith(b"HTTP/1.1 413")
+        many = [stack.enter_context(server.connect()) for _ in range(3)]
+        for s in many:
+            s.sendall(HEAD + b"Content-Length: 45000\r\n\r\n" + b" " * 40_000)
+            time.sleep(0.1)
+        assert whole(many[2]).startswith(b"HTTP/1.1 503")
+        assert post(f"{server.url}/tokenize", json={"content": "x" * 50_000}).status_code == 200
+        many[0].sendall(b" " * 4_000 + b'{"prompt": "Once", "n_predict": 1}'.ljust(1_000))
+        assert many[0].recv(100).startswith(b"HTTP/1.1 200")
+        many[1].close()
+        until(lambda: server.app.state.n_coming == 0)
+
+
 def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later ones are answered 503, or wait for those that are idle to go. Then all is as before."""
     monkeypatch.setattr(limits, "CONNECTIONS", 50)

@@ -183,7 +183,7 @@ def test_presets(folder: Path, tmp_path: Path, tales: gg.Model) -> None:
     [
         ("", "the presets name no model"),
         ("[a]\nmodel", "line 2 is neither"),
-        ("[a]\nctx-sise = 5", "[a]: No such option '--ctx-sise'. (Did you mean"),
+        ("[a]\nctx-sise = 5", "m.ini: [a]: No such option"),
         ("[a]\nn-gpu-layers = 9", "[a]: --n-gpu-layers is an option of llama.cpp. Here pyggml computes on the CPU"),
         ("[a]\njinja = perhaps", "[a]: 'perhaps' is neither true nor false"),
         ("[a]\nc = x", "'x' is not a whole number"),

@@ -121,7 +121,7 @@ def test_every_verb_has_help() -> None:
 
 def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for args, says in (
-        (["generate", "--toop-k", "1"], "pyggml generate: No such option '--toop-k'"),
+        (["generate", "--toop-k", "1"], "pyggml generate: No such option"),
         (["generat"], "pyggml: No such command 'generat'"),
         (["quantize", "a"], "pyggml quantize: Missing argument 'OUT'"),
         (["generate", "-n", "x"], "'x' is not a whole number"),

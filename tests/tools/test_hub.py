@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -204,14 +205,16 @@ def test_damaged_files_are_refused(server: Server, model_bytes: bytes) -> None:
     assert Path(find_model("user/tiny-GGUF:Q8_0")).read_bytes() == model_bytes
 
 
-def test_without_a_network_the_cache_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_cache_is_asked(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By HF_HUB_OFFLINE, which the library reads when it is imported; and when nobody answers."""
     path = find_model("user/tiny-GGUF")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     server.asked.clear()
-    assert find_model("user/tiny-GGUF") == path and not server.asked
-    with pytest.raises(ModelError, match="the cache does not have it"):
-        find_model("user/other")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    found = "import sys; from pyggml.hub import find_model; print(find_model(sys.argv[1]))"
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, says in (("user/tiny-GGUF", path), ("user/other", "the cache does not have it")):
+        command = [sys.executable, "-c", found, name]
+        done = subprocess.run(command, env=offline, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert says in done.stdout and not server.asked
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert find_model("user/tiny-GGUF") == path
 

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import IO, Any, NoReturn, cast
 
 from pyggml.errors import BatchError, path_name
-from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.gguf_io.atomic_file import AtomicFile, append
 from pyggml.small_file import open_regular
 from pyggml.system.files import lock_file
 
@@ -89,21 +89,10 @@ class RequestFile:
             index = todo[int(result["index"])]
             result["index"] = index
             data = self._written(result)
-            self._append(data)
+            append(self._out.fileno(), data, self.path)
             self._is_error[index] = result.get("error") is not None
             yield result
         self._put_in_order()
-
-    def _append(self, data: bytes) -> None:
-        """Write a line; no half of it stays when it cannot be written."""
-        fd, left = self._out.fileno(), memoryview(data)
-        size = os.fstat(fd).st_size
-        try:
-            while left:
-                left = left[os.write(fd, left) :]
-        except BaseException:
-            os.ftruncate(fd, size)
-            raise
 
     def __enter__(self) -> RequestFile:
         return self

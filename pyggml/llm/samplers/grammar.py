@@ -116,9 +116,8 @@ def lark_of_schema(schema: Any) -> str:
 def known_schema(schema: Any) -> str:
     """A JSON schema as a text with the keywords that llguidance knows, and options for reading it. Warns of demands
     that are left out. Raises SamplerError for a text that is not a schema, and for a schema that asks for too much."""
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-    single_bytes = LLTokenizer("byte")
     begun = time.thread_time()
 
     @cache
@@ -128,7 +127,7 @@ def known_schema(schema: Any) -> str:
                 f"the JSON schema's patterns take longer than limits.SCHEMA_SECONDS ({limits.SCHEMA_SECONDS} s)"
             )
         source = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
-        matcher = LLMatcher(single_bytes, source, log_level=0)
+        matcher = LLMatcher(_single_bytes(), source, log_level=0)
         if matcher.is_error():
             return False
         matcher.consume_token(ord('"'))
@@ -145,6 +144,14 @@ def known_schema(schema: Any) -> str:
         return json.dumps({**known, "x-guidance": {"whitespace_pattern": _JSON_SPACE, "lenient": True}})
     except RecursionError:
         raise SamplerError("the JSON schema is nested too deep") from None
+
+
+@cache
+def _single_bytes() -> LLTokenizer:
+    """A vocabulary of the 256 bytes. (Building it takes five milliseconds.)"""
+    from llguidance import LLTokenizer
+
+    return LLTokenizer("byte")
 
 
 def _warn(left_out: Sequence[str]) -> None:

@@ -55,7 +55,7 @@ class Merger:
 
 def symbols_of_chars(symbols: Mapping[str, int]) -> Ints:
     """The symbol of each character: from `symbols`, or -1 - its code point."""
-    units = -np.arange(1, _N_CHARS + 1, dtype=np.int32)
+    units = np.arange(-1, -_N_CHARS - 1, -1, dtype=np.int32)
     for char in [text for text in symbols if len(text) == 1]:
         units[ord(char)] = symbols[char]
     return units
