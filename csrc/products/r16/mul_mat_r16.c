@@ -29,8 +29,8 @@ PG_INLINE gemm gemm_for(const r16_product *p, int n) {
 #if defined(PG_AMX)
   int suits = 1;
   for (int i = 0; i < n; i++) suits = suits && r16_suits_tiles(p[i].f);
-  if (p->n_cols > R16_NO_TILES && p->bf16) return GEMM(R16_BF16_FN);
-  if (p->n_cols > R16_NO_TILES && suits) return GEMM(PG_FN);
+  if (p->bf16) return p->n_cols > R16_NO_BF16 ? GEMM(R16_BF16_FN) : GEMM(R16_FN);
+  if (suits && p->n_cols > R16_NO_TILES) return GEMM(PG_FN);
 #elif defined(PG_FAST)
   int suits = p->fast;
   for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p[i].f);

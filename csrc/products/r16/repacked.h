@@ -17,7 +17,10 @@ PG_INLINE int r16_few(int slow) {
   return slow ? R16_BORDER(FEW_SLOW) : R16_BORDER(FEW);
 }
 #if defined(PG_AMX)
-enum { R16_NO_TILES = 32 }; // the most columns for which avx512vnni's gemm is faster than tiles
+enum {
+  R16_NO_TILES = 20, // the most columns for which avx512vnni's gemm is faster than tiles
+  R16_NO_BF16 = 32   // the most columns that the fast form does not round
+};
 
 // Whether tiles multiply a format: not floats; nor sums of 16 elements, which would use a quarter of a tile.
 PG_INLINE int r16_suits_tiles(r16_format f) { return f.units && f.scales != R16_E4M3; }
