@@ -16,7 +16,7 @@ PG_INLINE void put_column(r16_tile_columns *to, int64_t at, const float *x, floa
   if (n % R16_LONG) to->units[n / R16_UNIT][at] = 0;
   int32_t before = 0;
   for (int64_t h = 0; h < n / R16_SIDE; h++) {
-    const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(vf_load(x + h * R16_SIDE), vf_set1(inv)));
+    const __m512i q = _mm512_cvtps_epi32(vf_mul(vf_load(x + h * R16_SIDE), vf_set1(inv)));
     uint8_t(*planes)[R16_SIDE][R16_LONG] = to->bytes[h * R16_SIDE / R16_LONG];
     const int64_t place = h * R16_SIDE % R16_LONG;
     _mm_storeu_si128((__m128i *)(planes[R16_HIGH][at] + place), _mm512_cvtepi32_epi8(_mm512_srai_epi32(q, 8)));

@@ -4,6 +4,7 @@
 #include "products/r16/sums.h"
 
 typedef uint8_t (*lines)[R16_PLANES][R16_BYTES_TILE];
+typedef uint8_t bytes __attribute__((vector_size(64)));
 
 // n units of a group, whose rows are `row` .. of the panel.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
@@ -11,7 +12,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
   lines to = panel->bytes[row / R16_ROWS];
   float(*scale)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->scales[0] + row);
   float(*shift)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->shifts[0] + row);
-  const vi bytes = vi_set1_i8(f.offset), words = vi_twice_16(vi_set1(f.offset)), low = vi_set1(0x00ff00ff);
+  const vi offset = vi_twice_16(vi_set1(f.offset)), even = vi_set1(0x00ff00ff), odd = vi_set1((int32_t)0xff00ff00);
   for (int u = 0; u < n; u++) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
@@ -29,22 +30,19 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
       const vi q = r16_quartet(f, unit, part, p);
       const int at = (line + p) * R16_LINE;
       if (!r16_has_whole(f)) {
-        _mm512_store_si512(planes[R16_HIGH] + at, f.offset ? _mm512_sub_epi8(q, bytes) : q);
+        _mm512_store_si512(planes[R16_HIGH] + at, (vi)((bytes)q - (uint8_t)f.offset));
         continue;
       }
-      vi pairs[2] = {vi_and(q, low), vi_shr(q, 8)}; // elements 0 and 2, 1 and 3
+      vi pairs[2] = {vi_and(q, even), vi_shr(q, 8)}; // elements 0 and 2, 1 and 3
       _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
-        if (f.offset) pairs[i] = vi_sub_16(pairs[i], words);
+        if (f.offset) pairs[i] = vi_sub_16(pairs[i], offset);
         pairs[i] = vi_mul_16(pairs[i], whole[halves == 2 ? p / 4 : 0]);
       }
-      const __mmask64 odd = 0xaaaaaaaaaaaaaaaa;
-      const vi low_bytes = _mm512_mask_blend_epi8(odd, pairs[0], vi_shl(pairs[1], 8));
-      if (r16_kind_of(f).planes == 1) {
-        _mm512_store_si512(planes[R16_HIGH] + at, low_bytes);
-      } else {
-        _mm512_store_si512(planes[R16_LOW] + at, low_bytes);
-        _mm512_store_si512(planes[R16_HIGH] + at, _mm512_mask_blend_epi8(odd, vi_shr(pairs[0], 8), pairs[1]));
-      }
+      const rows low = (rows)vi_and(pairs[0], even) | (rows)vi_shl(pairs[1], 8);
+      const rows high = (rows)vi_shr(pairs[0], 8) | (rows)vi_and(pairs[1], odd);
+      const int two = r16_kind_of(f).planes == 2;
+      _mm512_store_si512(planes[two ? R16_LOW : R16_HIGH] + at, (vi)low);
+      if (two) _mm512_store_si512(planes[R16_HIGH] + at, (vi)high);
     }
   }
 }
