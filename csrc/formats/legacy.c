@@ -51,10 +51,10 @@ static void put_high_bits(uint8_t *restrict b, const uint8_t *restrict q) {
   store_u32(b, h);
 }
 
-// The least and the greatest value of a block.
+// The least and the greatest value of a block. NaN counts as none: a block of NaN has the least value INFINITY.
 PG_INLINE void least_and_greatest(const float *x, float *lo, float *hi) {
-  vf least = vf_load(x), greatest = least;
-  for (int j = VF_N; j < N; j += VF_N) {
+  vf least = vf_set1(INFINITY), greatest = vf_set1(-INFINITY);
+  for (int j = 0; j < N; j += VF_N) {
     least = vf_min(vf_load(x + j), least);
     greatest = vf_max(vf_load(x + j), greatest);
   }
@@ -66,7 +66,7 @@ PG_INLINE void least_and_greatest(const float *x, float *lo, float *hi) {
 static float symmetric(const float *restrict x, uint8_t *restrict q, int half) {
   float lo, hi;
   least_and_greatest(x, &lo, &hi);
-  float ext = hi > -lo ? hi : lo;
+  float ext = hi < lo ? 0 : hi > -lo ? hi : lo;
   for (int j = 0; hi == -lo && j < N; j++)
     if (fabsf(x[j]) == hi) {
       ext = x[j];
@@ -89,7 +89,7 @@ static float affine_reference(const float *restrict x, uint8_t *restrict q, int 
       lo = x[j];
       break;
     }
-  const float d = hi > lo ? (hi - lo) / top : 0, inv = d != 0 ? 1 / d : 0;
+  const float d = (hi != lo ? hi - lo : hi - hi) / top, inv = d != 0 ? 1 / d : 0;
   for (int j = 0; j < N; j += VF_N) {
     const vf ideal = vf_mul(vf_sub(vf_load(x + j), vf_set1(lo)), vf_set1(inv));
     put_bytes(q + j, clamps(vf_add(ideal, vf_set1(0.5f)), 0, (float)top));

@@ -164,7 +164,7 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options), exception_handlers=_ON)
     app.state.prefix = options.api_prefix.rstrip("/")
-    app.state.n_coming = 0  # bytes of bodies that have not come whole
+    app.state.n_bodies = app.state.n_coming = 0  # bodies that have not come whole, and their bytes so far
     app.router.redirect_slashes = False  # as llama-server; and the address of a redirect needs a query in UTF-8
     if inner is not None:
         inner.state = app.state

@@ -33,6 +33,7 @@ from .http import Json, body_of, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
+_GROW = ("output_file_id", "error_file_id")  # the files that a batch writes
 Object = dict[str, Any]
 
 
@@ -82,7 +83,7 @@ class Batches:
         file = self._object(request, "file")
         if request.method == "GET":
             return Json(file)
-        if self._is_needed(file["id"]):
+        if self._is_needed(file["id"], "input_file_id", *_GROW):
             raise HTTPError(400, f"{file['id']} is needed by a batch that is under way")
         self._data(file["id"]).unlink(missing_ok=True)
         self._about(file["id"]).unlink()
@@ -91,14 +92,14 @@ class Batches:
     async def _content(self, request: Request) -> Response:
         """GET /v1/files/{id}/content. Of a file that grows: the lines so far."""
         id, kind = self._object(request, "file")["id"], "application/octet-stream"
-        if not self._is_needed(id):
+        if not self._is_needed(id, *_GROW):
             return FileResponse(self._data(id), media_type=kind)
         data = self._data(id).read_bytes()
         return Response(data[: data.rfind(b"\n") + 1], media_type=kind)
 
-    def _is_needed(self, id: str) -> bool:
-        """Whether a batch that is under way reads or writes a file."""
-        return any(b["status"] in _OPEN and id in b.values() for b in self._objects("batch"))
+    def _is_needed(self, id: str, *roles: str) -> bool:
+        """Whether a batch that is under way has a file in one of these roles."""
+        return any(b["status"] in _OPEN and id in map(b.get, roles) for b in self._objects("batch"))
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
         id = new_id("file")

@@ -34,10 +34,13 @@ class _Wire(h11.Connection):
     """h11's reading of requests, which refuses two kinds besides. A length and chunks at once: a proxy in front may end
     the request elsewhere, and take what follows for another client's. And versions of HTTP that this one is not."""
 
+    method = b""  # of the last request
+
     def next_event(self) -> Any:
         """What has come next."""
         event = super().next_event()
         if isinstance(event, h11.Request):
+            self.method = event.method
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
             if not event.http_version.startswith(b"1."):
@@ -135,12 +138,17 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  (asyncio's protocol may)
         """The client sends no more. Whether the connection stays open: for an answer that is under way, for a while."""
-        if self.is_idle or self.conn.their_state is h11.SEND_BODY or self.scheme == "https":  # TLS cannot be half open
+        is_over = self.is_idle or self._refused or self.conn.their_state is h11.SEND_BODY
+        if is_over or self.scheme == "https":  # TLS cannot be half open
             self.transport.close()  # what was written in this turn of the event loop leaves first
             return False
         self._half_closed = True
-        self.loop.call_later(_HALF, self.transport.abort)
+        self.loop.call_later(_HALF, self._end_half)
         return True
+
+    def _end_half(self) -> None:
+        if not self.transport.is_closing():  # else the answer is complete, and leaves as fast as the client takes it
+            self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """The answer to what is no HTTP (called while that error is handled)."""
@@ -174,7 +182,8 @@ class Connection(H11Protocol):
         headers = {"Content-Type": "application/json", "Content-Length": f"{len(body)}", "Connection": "close"}
         reason = STATUS_PHRASES.get(e.code, b"")
         start = h11.Response(status_code=e.code, headers=[*(headers | e.headers).items()], reason=reason)
-        for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+        is_head = self.conn.our_state is h11.SEND_RESPONSE and self.conn.method == b"HEAD"
+        for event in (start, h11.Data(data=b"" if is_head else body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self._leave()
 

@@ -43,11 +43,13 @@ def error_response(e: HTTPError) -> Response:
 async def body_of(request: Request, timeout: float, most: int, paced: bool = True) -> bytes:
     """The body of a request. Raises HTTPError for one that has more than `most` bytes, or says so; that comes too
     slowly: when no part comes for `timeout` seconds, and, if it is `paced`, when the whole takes longer than
-    limits.BODY_SECONDS and BODY_RATE allow; or when too much of other bodies is coming, too."""
+    limits.BODY_SECONDS and BODY_RATE allow; or when the bodies that are coming are too long together, and it has more
+    than its share of what they may be: who waits with a long one in hand keeps nobody else out."""
     parts, size, begun, state = list[bytes](), 0, monotonic(), request.app.state
     said = request.headers.get("content-length", "")
     if len(said) > 20 or (said.isdecimal() and int(said) > most):
         raise _too_large(most)
+    state.n_bodies += 1
     try:
         while True:
             left = begun + limits.BODY_SECONDS + size / limits.BODY_RATE - monotonic() if paced else timeout
@@ -65,9 +67,10 @@ async def body_of(request: Request, timeout: float, most: int, paced: bool = Tru
                 raise _too_large(most)
             if not message.get("more_body", False):
                 return b"".join(parts)
-            if state.n_coming > limits.BODIES_BYTES:
+            if state.n_coming > limits.BODIES_BYTES and size > limits.BODIES_BYTES // state.n_bodies:
                 raise HTTPError(503, "too many long requests are coming at once: try again later")
     finally:
+        state.n_bodies -= 1
         state.n_coming -= size
 
 

@@ -127,6 +127,15 @@ def test_answers_so_far(client: TestClient) -> None:
     assert seen == sorted(seen) and len(set(seen)) > 2 and len(lines(client, batch["output_file_id"])) == 30
 
 
+def test_requests_are_whole_while_they_are_answered(client: TestClient) -> None:
+    """A file of requests need not end with a line break."""
+    data = requests(20, max_tokens=60, ignore_eos=True).rstrip()
+    batch = begun(client, data)
+    assert client.get(f"/v1/files/{batch['input_file_id']}/content").content == data
+    assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 400
+    assert client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 200
+
+
 def test_a_disk_that_fills(tales: gg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch fails with the reason, and the file has whole lines."""
     write, room = os.write, 1000

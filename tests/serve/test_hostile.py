@@ -190,6 +190,11 @@ def test_heads_that_a_proxy_may_read_otherwise(tales: gg.Model) -> None:
                 s.sendall(data)
                 got = whole(s)
                 assert got.startswith(b"HTTP/1.1 " + code) and got.count(b"HTTP/1.1 ") == 1 and b'"code":' + code in got
+            head = b"HEAD" + data[data.index(b" ") :]  # is answered without a body
+            with server.connect() as s:
+                s.sendall(head)
+                got = whole(s)
+                assert got.startswith(b"HTTP/1.1 " + code) and (got.endswith(b"\r\n\r\n") or b"PRI" in data), got
 
 
 def test_a_client_that_says_it_will_send_no_more(tales: gg.Model) -> None:
@@ -222,6 +227,19 @@ def test_a_client_that_says_it_will_send_no_more(tales: gg.Model) -> None:
         until(lambda: not any(slot["is_processing"] for slot in get(f"{server.url}/slots").json()))
 
 
+def test_a_client_that_sends_no_more_and_reads_slowly(tales: gg.Model) -> None:
+    """A complete answer leaves whole, though that takes longer than a second."""
+    with listening(tales, n_parallel=1) as server, socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.settimeout(PATIENCE)
+        s.connect(("127.0.0.1", server.port))
+        s.sendall(request({"content": "x y z " * 300_000}, "/tokenize"))
+        s.shutdown(socket.SHUT_WR)
+        time.sleep(2.5)
+        head, _, body = whole(s).partition(b"\r\n\r\n")
+        assert f"content-length: {len(body)}\r\n".encode() in head + b"\r\n" and len(body) > 7_000_000
+
+
 def test_bodies_that_are_too_long_together(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says that much will come is refused at once; who brings too much beside others, when it does."""
     monkeypatch.setattr(limits, "BODIES_BYTES", 100_000)
@@ -240,6 +258,32 @@ def test_bodies_that_are_too_long_together(tales: gg.Model, monkeypatch: pytest.
         assert many[0].recv(100).startswith(b"HTTP/1.1 200")
         many[1].close()
         until(lambda: server.app.state.n_coming == 0)
+
+
+def test_who_brings_a_long_body_and_waits_keeps_nobody_out(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a body with more than its share of what all may have is refused when they are too long together."""
+    monkeypatch.setattr(limits, "BODIES_BYTES", 3_000_000)
+    with listening(tales, n_parallel=1) as server, ExitStack() as stack:
+        many = [stack.enter_context(server.connect()) for _ in range(3)]
+        for s in many:
+            s.sendall(HEAD + b"Content-Length: 2000000\r\n\r\n" + b" " * 990_000)
+        until(lambda: server.app.state.n_coming == 3 * 990_000)
+        assert post(f"{server.url}/tokenize", json={"content": " " * 500_000}).status_code == 200
+        assert post(f"{server.url}/tokenize", json={"content": " " * 2_000_000}).status_code == 503
+        assert get(f"{server.url}/health").status_code == 200
+    assert server.app.state.n_bodies == server.app.state.n_coming == 0
+
+
+def test_who_is_refused_and_leaves_is_gone(tales: gg.Model) -> None:
+    """Its place is free at once, not a second later."""
+    with listening(tales, n_parallel=1) as server:
+        begun = time.monotonic()
+        for _ in range(5):
+            with server.connect() as s:
+                s.sendall(b"nonsense\r\n\r\n")
+                assert whole(s).startswith(b"HTTP/1.1 400")
+            until(lambda: server.n_open == 0)
+        assert time.monotonic() - begun < 3
 
 
 def test_more_connections_than_there_may_be(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:

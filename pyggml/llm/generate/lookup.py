@@ -17,7 +17,7 @@ from pyggml.types import Floats
 
 from ..context import LlamaContext
 from .drafters import Drafter, Guess
-from .engine import Pending, Steps, Token
+from .engine import Pending, Steps
 from .generation import Generation
 from .speculative import SpeculativeGeneration
 
@@ -81,8 +81,8 @@ class LookupGeneration(SpeculativeGeneration):
     as much time as building takes, and not at all for a model whose tokens take a fraction of a millisecond.
 
     Nothing is evaluated on a guess beside other texts, while nodes are watched or hidden states kept, and with
-    self-extend. Between two tokens the memory may hold guesses; whoever reads it then, changes or saves the context, or
-    watches nodes, finds it without them.
+    self-extend. Until the next token is evaluated the memory may hold guesses; whoever reads it meanwhile, a stopping
+    criterion, too, changes or saves the context, or watches nodes, finds it without them.
     `draft_stats` is None, because nobody asked for drafts. `before`: text that stands before the prompt.
     """
 
@@ -109,21 +109,16 @@ class LookupGeneration(SpeculativeGeneration):
         """Nothing is refused: where guesses are not possible, none are evaluated."""
 
     def _forget(self) -> None:
-        if self._guesses:  # else another text of the context may have some
-            self.ctx.memory.lock.take_back = None
-        n_left = len(self._guesses)
-        super()._forget()
-        if self.n_cells is None:
-            self.n_done -= n_left
+        with (lock := self.ctx.memory.lock):  # once, though another thread reads the memory just now
+            if self._guesses:  # else another text of the context may have some
+                lock.take_back = None
+            n_left = len(self._guesses)
+            super()._forget()
+            if self.n_cells is None:
+                self.n_done -= n_left
 
     def _has_room(self) -> bool:
         return super()._has_room() if self._guesses else Generation._has_room(self)
-
-    def _choose(self, logits: Floats) -> Token:
-        token = super()._choose(logits)
-        if self._guesses and self.n_cells is None:  # else nobody but the engine uses the context
-            self.ctx.memory.lock.take_back = self._forget
-        return token
 
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         lock = self.ctx.memory.lock
@@ -146,6 +141,8 @@ class LookupGeneration(SpeculativeGeneration):
             self._of_batch = perf_counter() - start
         if self.n_cells is None and isinstance(self.ctx, LlamaContext):
             self.ctx.logits, self.ctx.outputs = row[None], np.zeros(1, np.int32)  # as after this token alone
+        if self._guesses and self.n_cells is None:  # else nobody but the engine uses the context
+            lock.take_back = self._forget
         return row
 
     def _is_worth_it(self) -> bool:

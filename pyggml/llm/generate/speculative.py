@@ -181,7 +181,7 @@ class SpeculativeGeneration(Generation):
                 self.n_done = memory.seq_pos_max(seq) + 1
 
     def _sample(self, logits: Floats) -> int:
-        guess = self._guesses[0] if self._guesses else None
+        guess = next(iter(self._guesses), None)  # another thread may take them back (Lock.end_trial)
         if guess is None or guess.probs is None or self.chain.traces is not None:  # a trace shows the chain's draw
             token = self.chain.sample(logits)
         else:
@@ -192,7 +192,7 @@ class SpeculativeGeneration(Generation):
         return token
 
     def _has_room(self) -> bool:
-        if self._guesses and self._guesses[0].token == self.ids[-1]:
+        if any(guess.token == self.ids[-1] for guess in self._guesses[:1]):
             return True  # the token is in the context already
         self._forget()
         has_room = super()._has_room()

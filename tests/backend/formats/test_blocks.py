@@ -18,6 +18,7 @@ from pyggml.backends.cpu import isa_levels
 from pyggml.backends.quantize import dequantize, quantize
 from pyggml.dtypes import DType
 from pyggml.errors import BackendError, DTypeError, ShapeError
+from pyggml.native import ffi, lib
 
 Array = np.ndarray[Any, Any]
 
@@ -186,6 +187,24 @@ def test_hostile_values(dtype: DType, bad: float, isa: str) -> None:
             np.testing.assert_array_equal(stored[[0, 2]], clean[[0, 2]])
     x[1] = bad
     quantize(x, dtype, np.linspace(0, 1, 256))
+
+
+@pytest.mark.parametrize("dtype", PLAIN[:4], ids=lambda t: t.name)
+def test_nan_is_passed_over(dtype: DType, isa: str) -> None:
+    """Ops may bring NaN to a block (`quantize` refuses it): scales, and codes of other values, are as without it."""
+    x = gaussian(32, 32)
+    others = x.copy()
+    for i in range(32):
+        x[i, i], others[i, i] = np.nan, x[i, i - 1]
+    n = dtype.type_size - 16 - 4 * (dtype in (DType.Q5_0, DType.Q5_1))  # bytes of d and m
+    stored = [np.zeros((32, dtype.type_size), np.uint8) for _ in range(2)]
+    for values, out in zip((x, others), stored, strict=True):
+        src, dst = ffi.from_buffer("float[]", values), ffi.from_buffer("char[]", out)
+        assert lib.pg_quantize(isa_levels()[isa], dtype.gguf_id, src, ffi.NULL, dst, 32, 32, dtype.type_size) == 0
+    assert np.array_equal(stored[0][:, :n], stored[1][:, :n])
+    codes = [dequantize(out, dtype) for out in stored]
+    others_of = ~np.eye(32, dtype=bool)
+    assert np.array_equal(codes[0][others_of], codes[1][others_of])
 
 
 @pytest.mark.parametrize("dtype", BLOCKS, ids=lambda t: t.name)

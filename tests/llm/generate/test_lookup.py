@@ -220,6 +220,30 @@ def test_a_context_that_changes_between_tokens_holds_no_guesses(model: Model, tm
     texts(lambda g, stack: stack.enter_context(model.edit("l_out-0", lambda x: x * 0.5)) and None, lambda g: None)
 
 
+@pytest.mark.parametrize("kind", ["stopping", "processor"])
+def test_who_looks_while_a_token_is_chosen_finds_no_guesses(model: Model, tmp_path: Path, kind: str) -> None:
+    """A stopping criterion, or a logits processor, which reads or saves the context."""
+    seen: list[Any] = []
+    for lookup in (True, False):
+        ctx, path, found = model.new_context(128, n_threads=1), tmp_path / "state", list[Any]()
+
+        def periodic(ids: Any, logits: Any) -> Any:
+            logits[70 + len(ids) % 12] += 30
+            return logits
+
+        def look(ids: Any, logits: Any, ctx: Any = ctx, path: Any = path, found: Any = found) -> Any:
+            if len(ids) % 7 == 0:
+                ctx.save_state(path)
+                found.append((ctx.memory.used, ctx.memory.seq_pos_max(0), path.read_bytes()))
+            return logits if kind == "processor" else False
+
+        processors = [periodic, look] if kind == "processor" else [periodic]
+        chain = SamplerChain(SamplingParams(temp=0.0), model.vocab, processors)
+        g = Generation(ctx, [5, 6], chain, 60, stopping=[look] if kind == "stopping" else [])
+        seen.append((list(with_lookup(g) if lookup else g), found))
+    assert seen[0] == seen[1]
+
+
 def test_texts_that_take_turns_in_one_context(model: Model) -> None:
     """A text that goes on, or ends, leaves it to the other one to take its guesses back."""
     seen: list[Any] = []
