@@ -57,7 +57,11 @@ def run(file: str, seconds: int, log: Path) -> tuple[Counter[str], float, bool]:
     outcomes.write_text("")
     pid = os.fork()
     if pid == 0:
-        os._exit(child(file, seconds, outcomes, log))
+        status = int(pytest.ExitCode.INTERNAL_ERROR)
+        try:
+            status = child(file, seconds, outcomes, log)
+        finally:
+            os._exit(status)
     end = time.monotonic() + 10 * seconds
     while not (ended := os.wait4(pid, os.WNOHANG))[0] and time.monotonic() < end:
         time.sleep(0.2)

@@ -107,8 +107,7 @@ class Memory:
     """What a model remembers. Printed, it shows what every cell holds.
 
     stores      what it consists of. The first one counts: `size`, `used`, `cells` and `pos_max` are its own
-    caches      the stores that have cells with K and V, which come first. These and all numbers are read without tokens
-                that a text has put there on trial (`Lock.end_trial`)
+    caches      the stores that have cells with K and V, which come first
     states      the store of recurrent layers, or None
     encoding    in an encoder-decoder: the memory of the encoder's graphs, which fill the last store of this memory
     size        cells: the positions that a context has room for
@@ -117,7 +116,9 @@ class Memory:
                 each sequence
     lock        held by operations on sequences and, as it is the context's, by everything that a context does
 
-    Operations on sequences go to all stores, or to none when one of them raises or a signal comes.
+    Operations on sequences go to all stores, or to none when one of them raises or a signal comes. What is read through
+    this object is without tokens that a text has put there on trial (`Lock.end_trial`); a store that somebody has kept
+    may show some.
     """
 
     def __init__(self, *stores: Store, encoding: Memory | None = None) -> None:
