@@ -14,7 +14,7 @@ enum { PG_ALL = 1 << 30 }; // gemv.c is always faster: NEON has nothing to multi
   X(avx2, 32, 12, 24, 12)                                                                                              \
   X(avx512, 32, 12, 24, 12)                                                                                            \
   X(avx512vnni, 16, 10, 24, 14)                                                                                        \
-  X(amx, 16, 16, 16, 16)                                                                                               \
+  X(amx, 16, 10, 24, 14)                                                                                               \
   X(neon, 16, 12, 16, 12)                                                                                              \
   X(dotprod, PG_ALL, PG_ALL, PG_ALL, PG_ALL)                                                                           \
   X(i8mm, PG_ALL, PG_ALL, PG_ALL, PG_ALL)
