@@ -81,7 +81,7 @@ typedef struct r16_share {
 // Columns of a share; shares of a group; and columns that the shares of a group have room for.
 enum { R16_QUAD = 4, R16_QUADS = (NT + R16_QUAD - 1) / R16_QUAD, R16_WIDTH = R16_QUADS * R16_QUAD };
 
-// Functions that fixed*.c, int8*.c and tiles*.c define for gemm.c:
+// Functions that fixed*.c, int8*.c, tiles*.c and bf16*.c define for gemm.c:
 // - the bytes that the columns of a product need (their data);
 int64_t R16_NUMBERS_FN(r16_columns_bytes)(const r16_product *p);
 // - convert R16_QUAD columns; some or all of them may lie beyond the group;

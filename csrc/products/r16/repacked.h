@@ -18,7 +18,7 @@ PG_INLINE int r16_few(int slow) {
 }
 #if defined(PG_AMX)
 enum {
-  R16_NO_TILES = 20, // the most columns for which avx512vnni's gemm is faster than tiles
+  R16_NO_TILES = 22, // the most columns for which avx512vnni's gemm is faster than tiles
   R16_NO_BF16 = 32   // the most columns that the fast form does not round
 };
 

@@ -1,5 +1,5 @@
 """What is special about products of repacked weights with many columns (csrc/products/gemm): 16-bit integers, with a
-step for each run of 256 elements of a column; or bf16. The types and shapes at large are in test_repack.py.
+step for each run of 256 elements of a column. The types and shapes at large are in test_repack.py.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_range_of_columns(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_not_finite(bad: float, isa: str) -> None:
-    """A column or a row with NaN or an infinity gives NaN (bf16: or an infinity), the others what they gave before."""
+    """A column or a row with NaN or an infinity gives NaN or an infinity, the others what they gave before."""
     rng = np.random.default_rng(9)
     values = rng.standard_normal((40, 512))
     w = weights(values, gg.Q8_0, isa)
