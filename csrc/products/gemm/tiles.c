@@ -4,8 +4,9 @@
 #include "products/r16/sums.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
-#define ROLLED                                                                                                         \
-  _Pragma("GCC unroll 1") // tile instructions are slow to decode: of large loops the CPU keeps nothing decoded
+// Tile instructions are slow to decode, and of large loops the CPU keeps nothing decoded.
+#define ROLLED _Pragma("GCC unroll 1")
+
 enum {
   LINE = 64, // bytes from one line to the next
   PARTS = 4, // sums of products of bytes, in tile registers 4 to 7

@@ -16,8 +16,8 @@ enum {
   R16_SIDE = 16, // rows, or columns, of a tile register
   R16_LONG = 64, // elements of a line of columns
   R16_BYTES_TILE = R16_SIDE * R16_LONG,
-  NT = 64, // columns of a group
-  TILE_ROWS = 64,
+  NT = 64,        // columns of a group
+  TILE_ROWS = 64, // more than 32, because columns come from the L2 cache
   R16_PANELS = 1, // panels at a time: a panel is multiplied with all columns while it is in the L1 cache
   R16_WHOLE = 1,  // columns that a product of a tile writes at least
   TILE_GROUPS = TILE_ROWS / R16_ROWS,
