@@ -1,5 +1,5 @@
-// The dispatch table of one instruction set: kernels.def (PG_PLAIN), across.def and r16.def
-// (PG_R16), fast.def (PG_FAST).
+// The dispatch table of one instruction set: kernels.def (PG_PLAIN), r16.def and across.def (PG_R16), fast.def
+// (PG_FAST).
 #include "kernel.h"
 
 #define PG_KERNEL(op, variant, dst, s0, s1, work) int PG_FN(op##_##variant)(const pg_task *t, int ith, int nth);

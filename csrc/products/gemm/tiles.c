@@ -26,7 +26,8 @@ PG_INLINE vi whole_sum(r16_kind k, const part_sums s, int j, int u) {
 
 static const r16_totals nothing;
 
-// A panel times a group of n columns. Where results go: the whole column j to to[j * ld ..], with `before` added.
+// A product: a panel times a group of n columns, and where results go. The whole column j goes to to[j * ld ..], with
+// `before` added.
 typedef struct group {
   const r16_panel *w;
   const r16_tile_columns *x;
@@ -61,7 +62,8 @@ PG_INLINE void add(r16_kind k, const group *g, place at, const part_sums sums, i
   const int row = at.h * R16_ROWS, n = k.units == 1 ? 2 : 1; // sums
   vf acc[R16_QUAD];
   UNROLL for (int j = 0; j < R16_QUAD; j++) acc[j] = k.units < 8 && at.step ? vf_load(g->acc[from + j]) : vf_zero();
-  const float *x_sums = (k.halves == 2 ? at.x->halves[0] : at.x->units[0]) + at.step * n * k.shifts * R16_SIDE + from;
+  const float *x_sums =
+      (k.shifts > k.units ? at.x->halves[0] : at.x->units[0]) + at.step * n * k.shifts * R16_SIDE + from;
   const float *shifts = g->w->shifts[at.step * n * k.shifts] + row, *scales = g->w->scales[at.step * n] + row;
   UNROLL for (int u = 0; u < n; u++) {
     ROLLED for (int s = 0; s < k.shifts; s++, shifts += TILE_ROWS, x_sums += R16_SIDE) {
@@ -87,9 +89,9 @@ PG_INLINE void add_quads(r16_kind k, const group *g, place at, const part_sums s
   ROLLED for (int i = 0; i < n; i++) add(k, g, at, sums, (quad + i) * R16_QUAD);
 }
 
-// Compute the sums of the step `next` in tile registers, and put their parts to `to`; and meanwhile, a few columns at a
-// time, because the CPU does not look far ahead, add those of the step `last`, whose parts are `from`. `first`: there
-// is no last one.
+// Compute the sums of the step `next` in tile registers, and put their parts to `to`. Meanwhile add those of the step
+// `last`, whose parts are `from`: a few columns at a time, because the CPU does not look far ahead. `first`: there is
+// no last one.
 PG_INLINE void step(r16_kind k, int first, const group *g, place next, place last, part_sums to, const part_sums from) {
   TILE_ZERO(4);
   TILE_ZERO(5);
@@ -152,14 +154,10 @@ PG_INLINE void multiply(r16_kind k, const group *of) {
   add_quads(k, g, last, sums[1 - n % 2], 0, QUADS);
 }
 
-// The kinds of sums: planes, units, shifts of a sum, and halves.
-#define KINDS(X)                                                                                                       \
-  X(0, 1, 1, 0, 1)                                                                                                     \
-  X(1, 1, 1, 1, 1) X(2, 1, 8, 0, 1) X(3, 1, 8, 16, 2) X(4, 2, 4, 0, 1) X(5, 2, 8, 0, 1) X(6, 2, 8, 8, 1)
-#define KIND(i, planes, units, shifts, halves)                                                                         \
-  static __attribute__((noinline)) void kind_##i(const group *g) {                                                     \
-    multiply((r16_kind){planes, units, shifts, halves}, g);                                                            \
-  }
+// The kinds of sums: planes, units and shifts of a sum (r16_kind).
+#define KINDS(X) X(0, 1, 1, 0) X(1, 1, 1, 1) X(2, 1, 8, 0) X(3, 1, 8, 16) X(4, 2, 4, 0) X(5, 2, 8, 0) X(6, 2, 8, 8)
+#define KIND(i, planes, units, shifts)                                                                                 \
+  static __attribute__((noinline)) void kind_##i(const group *g) { multiply((r16_kind){planes, units, shifts}, g); }
 KINDS(KIND)
 
 // Registers for sums of a unit: 0 and 1 are a unit of columns, 2 the same of rows.
@@ -183,7 +181,7 @@ void PG_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r16_pan
              .to = to,
              .ld = ld,
              .before = before ? before : nothing};
-#define CALL(i, p, u, s, h)                                                                                            \
+#define CALL(i, p, u, s)                                                                                               \
   if (k.planes == (p) && k.units == (u) && k.shifts == (s)) kind_##i(&g);
   KINDS(CALL)
   r16_stop_fetch(&w->next, w);

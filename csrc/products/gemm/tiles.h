@@ -43,16 +43,14 @@ typedef struct r16_panel {
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle
 } r16_panel;
 
-// How a format's sums are computed: planes of its integers; units, and shifts, of a sum; halves of a unit that have a
-// shift each.
+// How a format's sums are computed: planes of its integers; units, and shifts, of a sum.
 typedef struct r16_kind {
-  int planes, units, shifts, halves;
+  int planes, units, shifts;
 } r16_kind;
 
 PG_INLINE int r16_has_whole(r16_format f) { return f.units == 8 && f.scales > R16_D_M; } // integer scales
 PG_INLINE r16_kind r16_kind_of(r16_format f) {
   const int bytes = !r16_has_whole(f) || (f.codes == R16_CRUMBS && f.table == R16_PLAIN);
-  const int shift = r16_shift_elements(f), halves = shift == R16_UNIT / 2 ? 2 : 1;
-  if (f.units < 8) return (r16_kind){1, 1, shift ? 1 : 0, 1};
-  return (r16_kind){bytes ? 1 : 2, r16_sum_units(f), shift ? R16_RUN / shift : 0, halves};
+  const int units = r16_sum_units(f), shift = r16_shift_elements(f);
+  return (r16_kind){bytes ? 1 : 2, units, shift ? units * R16_UNIT / shift : 0};
 }

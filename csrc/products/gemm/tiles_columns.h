@@ -2,7 +2,7 @@
 #pragma once
 #include "products/gemm/gemm.h"
 
-// A strip of R16_SIDE columns. `sums`, as in r16_x, are those of each half of a unit, and those of whole units.
+// A strip of R16_SIDE columns. `halves` and `units` are the sums of r16_x: of each half of a unit, and of each unit.
 typedef struct r16_tile_columns {
   _Alignas(64) uint8_t bytes[KC / R16_LONG][R16_PLANES][R16_SIDE][R16_LONG];
   float halves[R16_HALVES][R16_SIDE], units[R16_HALVES / 2][R16_SIDE];

@@ -27,10 +27,10 @@ typedef struct gemm {
 // For n products of the same columns.
 PG_INLINE gemm gemm_for(const r16_product *p, int n) {
 #if defined(PG_AMX)
-  int suits = 1;
-  for (int i = 0; i < n; i++) suits = suits && r16_suits_tiles(p[i].f);
   if (p->bf16) return p->n_cols > R16_NO_BF16 ? GEMM(R16_BF16_FN) : GEMM(R16_FN);
-  if (suits && p->n_cols > R16_NO_TILES) return GEMM(PG_FN);
+  int suits = p->n_cols > R16_NO_TILES;
+  for (int i = 0; i < n; i++) suits = suits && r16_suits_tiles(p[i].f);
+  if (suits) return GEMM(PG_FN);
 #elif defined(PG_FAST)
   int suits = p->fast;
   for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p[i].f);
@@ -44,11 +44,13 @@ static int64_t gemm_bytes(const r16_product *p, int nth) {
   return up64(PG_MAX(GEMM(R16_FN).work(p, nth), gemm_for(p, 1).work(p, nth)));
 }
 
-// Of the fields `fast` and `bf16`, that which says that a product has the fast form.
+// The field that says that a product has the fast form; and whether floats that are rounded (HALF) become bf16.
 #if defined(PG_AMX)
 #define IN_FAST_FORM bf16
+enum { IN_BF16 = 1 };
 #else
 #define IN_FAST_FORM fast
+enum { IN_BF16 = 0 };
 #endif
 
 PG_INLINE r16_product blocks_of(const pg_task *t, int fast) {
@@ -94,7 +96,8 @@ typedef struct products {
   int n;
 } products;
 
-// What the matrices are. HALF: F16 or BF16 as they are stored, which are rounded to fixed point.
+// What the matrices are. HALF: F16 or BF16 as they are stored, which are rounded: to bf16 where there are tiles,
+// otherwise to fixed point.
 enum { REPACKED, STORED, HALF };
 
 // The elements of a row, filled up with zeros.
@@ -173,13 +176,8 @@ int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return 
 #endif
 
 #if defined(PG_FAST)
-// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns, which round both to bf16 where there are
-// tiles.
-#if defined(PG_AMX)
-enum { IN_BF16 = 1 };
-#else
-enum { IN_BF16 = 0 };
-#endif
+// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns. With tiles, rows are a whole number of
+// units long.
 int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, IN_BF16); }
 
 PG_INLINE r16_product shape_of(const pg_task *t) {

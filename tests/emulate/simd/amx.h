@@ -33,7 +33,6 @@ static inline void em_zero(int t) {
   memset(em_tiles.line[t], 0, sizeof em_tiles.line[t]);
 }
 static inline void em_load(int t, const void *p, int64_t step) {
-  em_check();
   em_zero(t);
   for (int i = 0; i < em_tiles.shape.lines[t]; i++)
     memcpy(em_tiles.line[t][i], (const char *)p + i * step, em_tiles.shape.line_bytes[t]);
