@@ -26,13 +26,13 @@ from .http import dumps, error_response
 
 _LINGER = 2.0  # seconds in which the rest of a refused request is read, so that the client sees the answer
 _IDLE = 1.0  # seconds without a request after which a connection may make room for another one
-_HALF = 1.0  # seconds for the answer to a client that says it will send no more: most have left, some only wait
+_HALF = 1.0  # seconds for the answer to a client that says it will send no more: most such clients have left, few wait
 _HEAD = 1 << 16  # bytes of a request's head
 
 
 class _Wire(h11.Connection):
     """h11's reading of requests, which refuses two kinds besides. A length and chunks at once: a proxy in front may end
-    the request elsewhere, and take what follows for another client's. And versions of HTTP that this one is not."""
+    the request elsewhere, and take what follows for another client's. And HTTP versions other than 1.x."""
 
     method = b""  # of the last request
 
@@ -137,7 +137,7 @@ class Connection(H11Protocol):
         self._waits = waits
 
     def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  (asyncio's protocol may)
-        """The client sends no more. Whether the connection stays open: for an answer that is under way, for a while."""
+        """The client sends no more. Returns whether the connection stays open for a while: for an answer under way."""
         is_over = self.is_idle or self._refused or self.conn.their_state is h11.SEND_BODY
         if is_over or self.scheme == "https":  # TLS cannot be half open
             self.transport.close()  # what was written in this turn of the event loop leaves first

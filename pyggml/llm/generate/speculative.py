@@ -203,7 +203,7 @@ class SpeculativeGeneration(Generation):
     def _step(self, token: int) -> Generator[Pending, Floats, Floats]:
         if self._guesses:  # the first guess was right, see _has_room
             del self._guesses[0]
-            n = 0
+            n = 0  # nothing is evaluated
         else:
             at = len(self.prompt) + len(self.ids) - 1 - len(self._again)
             self.n_done = at if self.n_cells is None else self._end - len(self._again)
