@@ -9,8 +9,6 @@ static inline int64_t pg_sorted_bytes_of(const pg_tensor *ids, int64_t n_expert)
   return pg_in_32_bits(columns, pg_plus(pg_times(pg_plus(columns, n_expert), 4), 63) / 64 * 64);
 }
 
-static inline int64_t pg_sorted_bytes(const pg_task *t) { return pg_sorted_bytes_of(&t->src[2], t->src[0].ne[2]); }
-
 static inline int32_t pg_expert_of(const pg_tensor *ids, int64_t c) {
   return *(const int32_t *)(ids->data + c % ids->ne[0] * ids->nb[0] + c / ids->ne[0] * ids->nb[1]);
 }

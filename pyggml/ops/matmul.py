@@ -137,10 +137,10 @@ WITH_WEIGHTS = (*PRODUCTS, "out_prod")  # ops that may read weights; loops over 
 
 
 def weights_of(node: Tensor) -> Tensor | None:
-    """The weights that a product reads as one matrix (mul_mat, out_prod), or as one matrix per expert (mul_mat_id), and
-    whose form it follows; None for a product of several matrices, and for all other ops."""
+    """The weights that a product reads, and whose form it follows: a matrix, or a stack with one for each expert
+    (mul_mat_id) or each place (mul_mat). None for out_prod of a stack, and for all other ops."""
     a = node.src[0] if node.op in WITH_WEIGHTS else None
-    return None if a is None or (node.op != "mul_mat_id" and a.ne[2] != 1) else a
+    return None if a is None or (node.op == "out_prod" and a.ne[2] != 1) else a
 
 
 def _mul_mat_id_shape(srcs: Srcs, params: Params) -> Ne:

@@ -8,6 +8,7 @@ typedef struct kind {
   int units;  // whether a unit has one factor (r16_rounds_units); otherwise each part of it has its own
   int halves; // scales of a unit (r16_halves)
   int summed; // quartets (r16_summed_quartets)
+  int words;  // whether sums of the parts of a unit become words, side by side (r16_in_words)
 } kind;
 
 #if VF_N == 4
@@ -22,7 +23,7 @@ typedef const int32_t (*ints)[TILE_ROWS];
 // Quartets of a dot. With VNNI these are few: a chain of eight instructions would wait for itself. So two dots with the
 // same scale are joined before they are multiplied with it.
 PG_INLINE int dot_quartets(kind k) { return VF_N < 16 && k.units && k.halves == 1 ? R16_QUARTETS : R16_PART_QUARTETS; }
-PG_INLINE int joins(kind k) { return VF_N == 16 && k.units && k.halves == 1; }
+PG_INLINE int joins(kind k) { return VF_N == 16 && k.units && k.halves == 1 && !k.words; }
 
 PG_INLINE vi four_bytes(const uint8_t *x) { return pair((const int16_t *)(const void *)x); }
 
@@ -31,7 +32,8 @@ PG_INLINE vi first_factor(kind k, const int32_t *whole, const int32_t *factors, 
   return k.units ? vi_load(whole + i * VF_N) : vi_set1(factors[j]);
 }
 
-// dots[j] = the sums of n quartets of codes times bytes of column j, times the first factor unless two dots are joined.
+// dots[j] = the sums of n quartets of codes times bytes of column j, times the first factor unless two dots are joined
+// or become words.
 PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *whole, bytes x, const int32_t *factors,
                    const r16_fetch *fetch, fetching *at, vi (*dots)[TILE_VECTORS]) {
 #if defined(__AVX512VNNI__)
@@ -51,7 +53,7 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
       }
     }
   }
-  if (joins(k)) return;
+  if (joins(k) || k.words) return;
   EACH_SUM dots[j][i] = vi_mul(dots[j][i], first_factor(k, whole, factors, j, i));
 #else
   vi words[NT][TILE_VECTORS];
@@ -76,6 +78,12 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
 #endif
 }
 
+#if defined(__AVX512VNNI__)
+PG_INLINE vi add_words_dot(vi sum, vi a, vi b) { return _mm512_dpwssd_epi32(sum, a, b); }
+#else
+PG_INLINE vi add_words_dot(vi sum, vi a, vi b) { return sum; }
+#endif
+
 // A panel times nt columns, over a run.
 PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *x, const target *t) {
   const int n = dot_quartets(k), step = R16_QUARTETS / n / (k.units ? 1 : k.halves); // of a unit, or a sum
@@ -88,7 +96,7 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
   bytes byte = (bytes)x->bytes;
   const float(*scale)[TILE_ROWS] = w->scales, (*shift)[TILE_ROWS] = w->shifts;
   const float(*x_sums)[R16_WIDTH] = of->sums[k.halves == 1];
-  const int32_t(*factors)[R16_WIDTH] = of->factors;
+  const int32_t(*factors)[R16_WIDTH] = of->factors, (*pairs)[R16_WIDTH] = of->pairs;
   vf room[NT][TILE_VECTORS], (*acc)[TILE_VECTORS] = room;
   if (k.units || VF_N < 16) __asm__("" : "+r"(acc) : : "memory"); // in memory: there are no registers left
   EACH_SUM acc[j][i] = vf_zero();
@@ -110,6 +118,19 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
     vi sum[NT][TILE_VECTORS];
     EACH_SUM sum[j][i] = vi_zero();
     for (int64_t d = 0; d < n_steps; d++) {
+      if (k.words) { // one instruction multiplies both with their factors, where vpmulld would take two for each
+        vi dots[2][NT][TILE_VECTORS];
+        UNROLL for (int h = 0; h < 2; h++, code += n, byte += n, less++) {
+          dot(nt, k, n, code, less, NULL, byte, NULL, &fetch, &at, dots[h]);
+          IN_ORDER;
+        }
+        EACH_SUM {
+          const vi of_x = vi_set1(pairs[0][j]), by = k.units ? vi_mul_16(vi_load(whole[0] + i * VF_N), of_x) : of_x;
+          sum[j][i] = add_words_dot(sum[j][i], vi_words(dots[0][j][i], dots[1][j][i]), by);
+        }
+        pairs++, whole++;
+        continue;
+      }
       vi unit[NT][TILE_VECTORS];
       UNROLL for (int h = 0; h < step; h++, code += n, byte += n, less += n / k.summed) {
         vi dots[NT][TILE_VECTORS];
@@ -144,14 +165,21 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
 
 #endif
 
-// The kinds of tiles: number, units, halves, summed.
-#if defined(__AVX512VNNI__) || VF_N == 4
-#define KINDS(X, nt) X(nt, 0, 0, 1, 4) X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 4) X(nt, 3, 1, 2, 4)
+// The kinds of tiles: number, units, halves, summed, words.
+#if defined(__AVX512VNNI__)
+#define KINDS(X, nt)                                                                                                   \
+  X(nt, 0, 0, 1, 4, 0)                                                                                                 \
+  X(nt, 1, 0, 2, 4, 0)                                                                                                 \
+  X(nt, 2, 1, 1, 4, 0) X(nt, 3, 1, 2, 4, 0) X(nt, 4, 0, 1, 4, 1) X(nt, 5, 1, 1, 4, 1) X(nt, 6, 1, 2, 4, 1)
+enum { N_KINDS = 7 };
+#elif VF_N == 4
+#define KINDS(X, nt) X(nt, 0, 0, 1, 4, 0) X(nt, 1, 0, 2, 4, 0) X(nt, 2, 1, 1, 4, 0) X(nt, 3, 1, 2, 4, 0)
 enum { N_KINDS = 4 };
 #else
 #define KINDS(X, nt)                                                                                                   \
-  X(nt, 0, 0, 1, 4)                                                                                                    \
-  X(nt, 1, 0, 2, 4) X(nt, 2, 1, 1, 8) X(nt, 3, 1, 1, 4) X(nt, 4, 1, 1, 2) X(nt, 5, 1, 2, 4) X(nt, 6, 1, 2, 2)
+  X(nt, 0, 0, 1, 4, 0)                                                                                                 \
+  X(nt, 1, 0, 2, 4, 0)                                                                                                 \
+  X(nt, 2, 1, 1, 8, 0) X(nt, 3, 1, 1, 4, 0) X(nt, 4, 1, 1, 2, 0) X(nt, 5, 1, 2, 4, 0) X(nt, 6, 1, 2, 2, 0)
 enum { N_KINDS = 7 };
 #endif
 
@@ -159,29 +187,29 @@ enum { N_KINDS = 7 };
 #define EACH(X) X(1) X(2) X(3) X(4)
 
 // They are not inlined: in a larger function the sums would not stay in registers.
-#define TILE(nt, n, units, halves, summed)                                                                             \
+#define TILE(nt, n, units, halves, summed, words)                                                                      \
   static                                                                                                               \
       __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) { \
-    tile(nt, (kind){units, halves, summed}, w, x, t);                                                                  \
+    tile(nt, (kind){units, halves, summed, words}, w, x, t);                                                           \
   }
 #define X(nt) KINDS(TILE, nt)
 EACH(X)
 #undef X
 
-#define AT(nt, n, units, halves, summed) [n][(nt)-1] = tile_##nt##_##n,
+#define AT(nt, n, units, halves, summed, words) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
 static void (*const tiles[N_KINDS][NT])(const r16_panel *w, const r16_byte_columns *x, const target *t) = {EACH(X)};
 #undef X
 
 int R16_INT8_FN(r16_kind_of)(r16_format f) {
   static const kind kinds[N_KINDS] = {
-#define HAS(nt, n, units, halves, summed) [n] = {units, halves, summed},
+#define HAS(nt, n, units, halves, summed, words) [n] = {units, halves, summed, words},
       KINDS(HAS, )
 #undef HAS
   };
-  const kind k = {r16_rounds_units(f), r16_halves(f), r16_summed_quartets(f)};
+  const kind k = {r16_rounds_units(f), r16_halves(f), r16_summed_quartets(f), r16_in_words(f)};
   int i = 0;
-  while (kinds[i].units != k.units || kinds[i].halves != k.halves || kinds[i].summed != k.summed) i++;
+  while (memcmp(kinds + i, &k, sizeof k)) i++;
   return i;
 }
 

@@ -50,6 +50,20 @@ PG_INLINE int r16_summed_quartets(r16_format f) {
 #endif
 }
 
+// Whether the sums of both parts of a unit become words, side by side: with VNNI, for codes of at most 16 in size, of
+// which 16 times bytes up to 127 fit. Then one product has the factors of both, and where units are summed, integer
+// scales of six bits times factors up to 255 (R16_ROOM), which fit words, too.
+PG_INLINE int r16_in_words(r16_format f) {
+#if defined(__AVX512VNNI__)
+  if (!r16_rounds_units(f) && r16_halves(f) == 2) return 0; // each part has an f32 scale
+  if (f.table) return f.table == R16_FP4;                   // up to 12
+  return f.codes == R16_NIBBLES || f.codes == R16_CRUMBS || f.codes == R16_CRUMBS_BITS ||
+         (f.codes == R16_NIBBLES_BITS && f.offset == 16);
+#else
+  return 0;
+#endif
+}
+
 // A strip of TILE_ROWS rows. All numbers are in the order of sums.h.
 typedef struct r16_panel {
   _Alignas(64) int8_t codes[KC / R16_TOGETHER][TILE_ROWS][R16_TOGETHER]; // less their offset
@@ -60,7 +74,8 @@ typedef struct r16_panel {
 #endif
   float scales[R16_PARTS][TILE_ROWS], shifts[R16_PARTS][TILE_ROWS]; // of each sum; of its elements
   int32_t whole[R16_PARTS][TILE_ROWS]; // of formats with factors for units: the integer scale of each dot (1 when the
-                                       // format has none), at avx2 twice, in words
+                                       // format has none), at avx2 twice, in words; r16_in_words: those of both parts
+                                       // of each unit, in words
   int kind;                            // how dots become sums (int8.c)
   int64_t n_sums, sum_units, n_shifts; // sums; units, and shifts, of a sum
   r16_fetch next; // memory that the next panels are made from: waiting for it would leave the arithmetic idle

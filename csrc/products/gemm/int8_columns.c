@@ -62,6 +62,7 @@ void R16_INT8_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r1
         put_part(four[j] + h * R16_PART, x + h * R16_PART, r.ones[h]);
         const int32_t factor = (int32_t)r.factors[h];
         of->factors[units ? h / 2 : h][column] = units ? factor : TWICE(factor);
+        if (h % 2) of->pairs[h / 2][column] = factor << 16 | (int32_t)r.factors[h - 1];
         of->sums[0][h][column] = r.sums[h] * r.factors[h];
         if (h % 2) of->sums[1][h / 2][column] = of->sums[0][h - 1][column] + of->sums[0][h][column];
       }

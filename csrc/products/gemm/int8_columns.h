@@ -5,8 +5,9 @@
 // The numbers of a strip of a group of columns.
 typedef struct r16_numbers {
   float steps[R16_WIDTH];
-  int32_t factors[R16_PARTS][R16_WIDTH]; // of each part of 16 elements, at avx2 twice, in words; or of each unit
-  float sums[2][R16_PARTS][R16_WIDTH];   // of integers: of each part, of each unit
+  int32_t factors[R16_PARTS][R16_WIDTH];   // of each part of 16 elements, at avx2 twice, in words; or of each unit
+  int32_t pairs[R16_RUN_UNITS][R16_WIDTH]; // those of both parts of each unit, in words (r16_in_words)
+  float sums[2][R16_PARTS][R16_WIDTH];     // of integers: of each part, of each unit
 } r16_numbers;
 
 // How the sums of a format are computed (int8.c).

@@ -72,19 +72,20 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
   float(*scale)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->scales[0] + row);
   float(*shift)[TILE_ROWS] = (float(*)[TILE_ROWS])(panel->shifts[0] + row);
   int32_t(*whole)[TILE_ROWS] = (int32_t(*)[TILE_ROWS])(panel->whole[0] + row);
+  const int in_words = r16_in_words(f);
   for (int u = 0; u < n; u++) {
     const uint8_t *block = group + u / f.units * r16_block_bytes(f);
     const uint8_t *unit = block + head_bytes + u % f.units * r16_unit_bytes(f);
     const r16_head h = r16_head_at(f, block, part);
     const r16_unit_scales w = r16_scales_of(f, h, unit + r16_lines(f) * R16_LINE + part * VF_N);
+    const vi one = vi_set1(1), first = f.scales > R16_D_M ? w.whole[0] : one,
+             second = f.scales > R16_D_M && halves == 2 ? w.whole[1] : first,
+             by[2] = {in_words ? vi_words(first, second) : WHOLE(first), WHOLE(second)};
     for (int i = 0; i < halves; i++) {
-      const vi one = WHOLE(f.scales > R16_D_M ? w.whole[i] : vi_set1(1));
       if (r16_shift_elements(f)) vf_store(*shift++, w.shift[i]);
-      if (r16_sums_units(f))
-        memcpy(*whole++, &one, sizeof one);
-      else
-        vf_store(*scale++, w.scale[i]);
+      if (!r16_sums_units(f)) vf_store(*scale++, w.scale[i]);
     }
+    for (int i = 0; r16_sums_units(f) && i < (in_words ? 1 : halves); i++) memcpy(*whole++, by + i, sizeof *by);
     if (r16_sums_units(f) && u % sum_units == 0) vf_store(*scale++, h.d);
     put_codes(f, unit, part, panel, u, row);
   }

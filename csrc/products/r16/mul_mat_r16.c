@@ -1,6 +1,6 @@
 // mul_mat and mul_mat_id of repacked weights (r16.h), and of weights as they are stored: floats, or blocks that are
 // repacked in passing. A repacked matrix keeps the type and the shape of the original tensor, and its data is the
-// repacked copy. Of its nb only nb[2] is used, the bytes from one matrix to the next (mul_mat_id).
+// repacked copy. Of its nb only nb[2] is used, the bytes from one matrix of a stack to the next.
 #include "products/experts.h"
 #include "products/r16/repacked.h"
 #include "products/r16/round.h"
@@ -73,7 +73,27 @@ PG_INLINE int least_few(int fast) {
   return r16_few(1);
 }
 
+// Scratch of products with each matrix of a stack: which columns meet which matrix, for each thread; the columns in
+// integers; what a product of many columns needs.
+PG_INLINE int64_t list_bytes(const pg_task *t) {
+  const int64_t n = columns_of(t);
+  return pg_in_32_bits(n, up64(pg_times(pg_plus(n, t->src[PG_MM_WEIGHTS].ne[2]), sizeof(int32_t))));
+}
+// By place, a thread may multiply whole matrices alone, each with as many columns as the others.
+PG_INLINE r16_product one_of_stack(const pg_task *t, int fast) {
+  r16_product p = blocks_of(t, fast);
+  p.n_cols /= t->src[PG_MM_WEIGHTS].ne[2];
+  return p;
+}
+static int64_t work_of_stack(const pg_task *t, int nth, int fast) {
+  const r16_product p = blocks_of(t, fast), one = one_of_stack(t, fast);
+  const int64_t many =
+      p.n_cols <= least_few(fast) ? 0 : PG_MAX(gemm_bytes(&p, nth), pg_times(nth, gemm_bytes(&one, 1)));
+  return pg_plus(pg_times(nth, list_bytes(t)), pg_plus(x_bytes(t), many));
+}
+
 static int64_t work_of(const pg_task *t, int nth, int fast) {
+  if (t->src[PG_MM_WEIGHTS].ne[2] > 1) return work_of_stack(t, nth, fast);
   const r16_product p = blocks_of(t, fast);
   return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth));
 }
@@ -137,7 +157,75 @@ PG_INLINE int same_columns(const r16_product *a, const r16_product *b) {
   return !a->fast || r16_rounds_units(a->f) == r16_rounds_units(b->f);
 }
 
+// Sort columns by the matrix of a stack that they meet, as pg_sort_columns does: mul_mat's matrix e meets as many
+// matrices of columns in turn.
+static int sort_by_place(const pg_task *t, int32_t *list, int32_t *end) {
+  const pg_tensor *y = &t->dst;
+  const int64_t n = t->src[PG_MM_WEIGHTS].ne[2], each = y->ne[1] * (y->ne[2] / n);
+  for (int64_t e = 0; e < n; e++, end++) {
+    for (int64_t i3 = 0; i3 < y->ne[3]; i3++)
+      for (int64_t i = 0; i < each; i++) *list++ = (int32_t)((i3 * n + e) * each + i);
+    *end = (int32_t)((e + 1) * each * y->ne[3]);
+  }
+  return PG_OK;
+}
+
+// Products with each matrix of a stack: by ids, or by place. By place and with many columns, threads share out the
+// matrices if there is one for each: together they would wait for each other at each.
+static int multiply_stack(const pg_task *t, int ith, int nth, int form, int fast, int by_id) {
+  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
+  const r16_format f = *r16_find(a->type);
+  const int64_t n_matrices = a->ne[2];
+  int32_t *list = (int32_t *)(t->work + ith * list_bytes(t)), *end = list + columns_of(t);
+  r16_x *x = (r16_x *)(t->work + nth * list_bytes(t));
+  char *work = (char *)x + x_bytes(t);
+  const int status = by_id ? pg_sort_columns(t, list, end) : sort_by_place(t, list, end);
+  if (status) return status; // all threads see the same ids
+  const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
+  r16_product p[2];
+  for (int i = 0; i < n_p; i++)
+    p[i] = (r16_product){.f = f,
+                         .IN_FAST_FORM = fast,
+                         .row_bytes = form ? a->nb[1] : 0,
+                         .k = a->ne[0],
+                         .m = a->ne[1],
+                         .b = &t->src[PG_MM_COLUMNS],
+                         .y = &t->dst};
+  if (n_p == 2) gate(&p[1], t);
+  const int many = !by_id && end[0] > few_of(p), alone = many && n_matrices >= nth;
+  r16_queue all = r16_queue_of(t, ith, nth), own = r16_queue_of(t, 0, 1), *q = alone ? &own : &all;
+  if (alone) {
+    const r16_product one = one_of_stack(t, fast);
+    work += ith * gemm_bytes(&one, 1);
+  }
+  if (!many) {
+    R16_FN(r16_quantize)(p, x, ith, nth);
+    pg_sync(t, nth);
+  }
+  for (int64_t e = alone ? r16_take(&all, n_matrices, -1) : 0; e >= 0 && e < n_matrices;
+       e = alone ? r16_take(&all, n_matrices, e) : e + 1) {
+    const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
+    for (int i = 0; i < n_p; i++) {
+      const pg_tensor *bias = &t->src[PG_MM_BIAS + i];
+      p[i].w = (const uint8_t *)t->src[i ? PG_MM_WEIGHTS_1 : PG_MM_WEIGHTS].data + e * a->nb[2];
+      p[i].bias = bias->data ? (const float *)(bias->data + e * bias->nb[1]) : NULL;
+      p[i].list = list + start;
+      p[i].n_cols = n_cols;
+    }
+    if (n_cols > few_of(p)) {
+      pg_sync(t, q->nth); // the previous matrix's scratch is free
+      const gemm g = gemm_for(p, 1);
+      g.columns(p, q, work);
+      g.multiply(p, n_p, q, work, q->ith);
+    } else if (n_cols) {
+      R16_FN(r16_gemv)(p, n_p, x, q);
+    }
+  }
+  return PG_OK;
+}
+
 static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
+  if (t->src[PG_MM_WEIGHTS].ne[2] > 1) return multiply_stack(t, ith, nth, form, fast, 0);
   const products s = products_of(t, form, fast);
   int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
   for (int i = 0; i < s.n; i++) {
@@ -195,69 +283,22 @@ int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
 }
 #endif
 
-// Scratch: the columns of each thread by expert, the columns in integers, what a product of many columns needs.
-static int64_t work_by_id(const pg_task *t, int nth, int fast) {
-  const r16_product p = blocks_of(t, fast);
-  const int64_t gemm_size = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth);
-  return pg_plus(pg_times(nth, pg_sorted_bytes(t)), pg_plus(x_bytes(t), gemm_size));
-}
-
-int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 0); }
+int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) { return work_of_stack(t, nth, 0); }
 #if defined(PG_FAST)
-int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 1); }
+int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) { return work_of_stack(t, nth, 1); }
 #endif
 
-static int multiply_by_id(const pg_task *t, int ith, int nth, int form, int fast) {
-  const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
-  const r16_format f = *r16_find(a->type);
-  const int64_t n_expert = a->ne[2];
-  int32_t *list = (int32_t *)(t->work + ith * pg_sorted_bytes(t)), *end = list + columns_of(t);
-  r16_x *x = (r16_x *)(t->work + nth * pg_sorted_bytes(t));
-  char *work = (char *)x + x_bytes(t);
-  const int status = pg_sort_columns(t, list, end);
-  if (status) return status; // all threads see the same ids
-  const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
-  r16_product p[2];
-  for (int i = 0; i < n_p; i++)
-    p[i] = (r16_product){.f = f,
-                         .IN_FAST_FORM = fast,
-                         .row_bytes = form ? a->nb[1] : 0,
-                         .k = a->ne[0],
-                         .m = a->ne[1],
-                         .b = &t->src[PG_MM_COLUMNS],
-                         .y = &t->dst};
-  if (n_p == 2) gate(&p[1], t);
-  r16_queue q = r16_queue_of(t, ith, nth);
-  R16_FN(r16_quantize)(p, x, ith, nth);
-  pg_sync(t, nth);
-  for (int64_t e = 0; e < n_expert; e++) {
-    const int32_t start = e ? end[e - 1] : 0, n_cols = end[e] - start;
-    for (int i = 0; i < n_p; i++) {
-      const pg_tensor *bias = &t->src[PG_MM_BIAS + i];
-      p[i].w = (const uint8_t *)t->src[i ? PG_MM_WEIGHTS_1 : PG_MM_WEIGHTS].data + e * a->nb[2];
-      p[i].bias = bias->data ? (const float *)(bias->data + e * bias->nb[1]) : NULL;
-      p[i].list = list + start;
-      p[i].n_cols = n_cols;
-    }
-    if (n_cols > few_of(p)) {
-      pg_sync(t, nth); // the previous expert's scratch is free
-      const gemm g = gemm_for(p, 1);
-      g.columns(p, &q, work);
-      g.multiply(p, n_p, &q, work, ith);
-    } else if (n_cols) {
-      R16_FN(r16_gemv)(p, n_p, x, &q);
-    }
-  }
-  return PG_OK;
+int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {
+  return multiply_stack(t, ith, nth, REPACKED, 0, 1);
 }
-
-int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, REPACKED, 0); }
-int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) { return multiply_by_id(t, ith, nth, STORED, 0); }
+int PG_FN(mul_mat_id_stored_any)(const pg_task *t, int ith, int nth) {
+  return multiply_stack(t, ith, nth, STORED, 0, 1);
+}
 #if defined(PG_FAST)
 int PG_FN(mul_mat_id_r16_fast_any)(const pg_task *t, int ith, int nth) {
-  return multiply_by_id(t, ith, nth, REPACKED, 1);
+  return multiply_stack(t, ith, nth, REPACKED, 1, 1);
 }
 int PG_FN(mul_mat_id_stored_fast_any)(const pg_task *t, int ith, int nth) {
-  return multiply_by_id(t, ith, nth, STORED, 1);
+  return multiply_stack(t, ith, nth, STORED, 1, 1);
 }
 #endif

@@ -68,7 +68,8 @@ PG_INLINE vi vi_add(vi a, vi b) { return (vi)((rows)a + (rows)b); } // sums and 
 PG_INLINE vi vi_mul(vi a, vi b) { return (vi)((rows)a * (rows)b); }
 PG_INLINE vi vi_sub_16(vi a, vi b) { return (vi)((words)a - (words)b); } // the same of 16 bits
 PG_INLINE vi vi_mul_16(vi a, vi b) { return (vi)((words)a * (words)b); }
-PG_INLINE vi vi_twice_16(vi a) { return (vi)((rows)a << 16 | ((rows)a & 0xffff)); } // the low half of each lane, twice
+PG_INLINE vi vi_words(vi low, vi high) { return (vi)((rows)high << 16 | ((rows)low & 0xffff)); } // the low half of each
+PG_INLINE vi vi_twice_16(vi a) { return vi_words(a, a); }
 PG_INLINE vf vf_of_vi(vi a) { return __builtin_convertvector((signed_rows)a, vf); }
 
 // VF_N bytes as integers of 32 bits; and the lower or upper half of each.

@@ -85,13 +85,15 @@ def test_error_beside_that_of_plain_bytes(isa: str, dtype: gg.DType, outliers: b
 @pytest.mark.parametrize("isa", FAST)
 def test_the_largest_integers(isa: str) -> None:
     """Columns, and weights, all of whose integers are as large as they may be: no sum overflows."""
-    for dtype in (gg.Q6_K, gg.IQ4_XS, gg.Q5_1, gg.Q8_0):
+    for dtype in (gg.Q6_K, gg.IQ4_XS, gg.Q5_1, gg.Q8_0, gg.Q5_0, gg.Q4_K, gg.Q3_K, gg.Q2_K, gg.MXFP4, gg.TQ2_0):
         w = source(dtype, np.where(np.arange(512) % 3, 1.0, -1.0)[None].repeat(16, 0))
         repack([w], isa=isa)
         be_fast([w])
         x = np.stack([np.sign(decoded(w)[0, 0, 0]), np.where(np.arange(512) % 256 == 7, 1.0, 1e-4)]).astype(np.float32)
         y = run(gg.mul_mat(w, source(gg.F32, x.repeat(20, 0))), isa, 1)[0, 0]
         assert nmse(y, x.repeat(20, 0) @ decoded(w)[0, 0].T) < 1e-4, dtype
+        for c in range(2):
+            assert np.array_equal(y[20 * c], run(gg.mul_mat(w, source(gg.F32, x[c : c + 1])), isa, 1)[0, 0, 0]), dtype
 
 
 @pytest.mark.parametrize("n_cols", [1, 8])

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 from pyggml.backends.cpu import CpuBackend, isa_levels
 from pyggml.backends.cpu.lower import lower
-from pyggml.backends.cpu.repack import can_repack, repack
+from pyggml.backends.cpu.repack import be_fast, can_repack, repack, repack_in_passing
 from pyggml.backends.ref import compute_node
 from pyggml.buffers.alloc import steps_of
 from pyggml.buffers.buffer import Buffer
@@ -267,6 +267,32 @@ def test_experts(isa: str) -> None:
         check(run(y, isa, n_threads), y, want)
 
     check_experts()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("form", [repack, repack_in_passing, be_fast])
+def test_stacks(form: Callable[..., object], isa: str) -> None:
+    """mul_mat of a stack: each column has the bits that its matrix gives it alone, whichever other columns and matrices
+    there are, and for more threads than matrices, too."""
+    rng = np.random.default_rng(6)
+    for dtype in (gg.Q5_0, gg.Q4_K, gg.Q8_0):
+        k, m, n_matrices = 2 * dtype.block_size, 37, 3
+        values = gaussian(rng, (n_matrices, m, k))
+        stack, *matrices = source(dtype, values), *(source(dtype, v) for v in values)
+        if form is be_fast:
+            repack([stack, *matrices], isa=isa)
+        form([stack, *matrices])
+        for b3, b2, n in ((1, 3, 1), (1, 6, 5), (2, 3, 7), (2, 6, 40)):
+            x = gaussian(rng, (b3, b2, n, k))
+            y = gg.mul_mat(stack, source(gg.F32, x))
+            want = reference(y)
+            for n_threads in (1, 2, 5):
+                got = run(y, isa, n_threads)
+                assert nmse(got, want) < (1e-3 if form is be_fast else 3e-8)  # columns with outliers, short rows
+                for i2 in range(b2):
+                    matrix = matrices[i2 // (b2 // n_matrices)]
+                    alone = run(gg.mul_mat(matrix, source(gg.F32, x[b3 - 1, i2, :1])), isa, 1)
+                    assert np.array_equal(got[b3 - 1, i2, 0], alone[0, 0, 0])
 
 
 @pytest.mark.parametrize("isa", ISAS)
