@@ -215,6 +215,24 @@ def opdef_of(t: Tensor) -> OpDef:
     return OPS[t.op]
 
 
+def cost_of(t: Tensor, value: Callable[[int], int]) -> Cost:
+    """The cost of a node in numbers: `value` gives the number that is taken for a Size (`largest`, or `int` for what it
+    is now). `OpDef.cost` of numbers is fast, and may compare them: which of two Sizes is larger has no answer."""
+    if all(s is None or Size not in map(type, (*s.ne, *s.nb)) for s in (t, *t.src)):
+        return OPS[t.op].cost(t)
+    node = _in_numbers(t, value)
+    node.op, node.op_params = t.op, t.op_params
+    node.src = tuple([None if s is None else _in_numbers(s, value) for s in t.src])
+    return OPS[t.op].cost(node)
+
+
+def _in_numbers(t: Tensor, value: Callable[[int], int]) -> Tensor:
+    """A tensor without memory whose layout is that of `t` in numbers."""
+    n0, n1, n2, n3 = [n if type(n) is int else value(n) for n in t.ne]
+    b0, b1, b2, b3 = [n if type(n) is int else value(n) for n in t.nb]
+    return Tensor(t.ctx, t.dtype, (n0, n1, n2, n3), (b0, b1, b2, b3), t.rank)
+
+
 def elementwise_cost(flops_per_element: int) -> Callable[[Tensor], Cost]:
     """Cost of an op that reads each source once and does so many operations per result element."""
 

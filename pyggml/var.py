@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, count, product
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -57,14 +57,15 @@ class Size(_Number):
     Varies. Type checkers see an `int`.
     """
 
-    __slots__ = ("_hash", "const", "terms")
+    __slots__ = ("_hash", "between", "const", "terms")
 
+    between: tuple[int, int, int] | None  # `bounds`, and `Var.risen` when they were found
     const: int
     terms: Mapping[Product, int]  # never empty, and no factor is 0
 
     def __new__(cls, const: int, terms: Mapping[Product, int]) -> Self:
         size = object.__new__(cls)  # not super(): sizes are made often
-        size.const, size.terms = const, terms
+        size.const, size.terms, size.between = const, terms, None
         return size
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -127,16 +128,25 @@ class Size(_Number):
         return -self + other
 
     def __mul__(self, other: int) -> int:
+        if type(other) is int:
+            return self._scaled(other)
         if isinstance(other, Operand):
             return NotImplemented
-        by = other if type(other) is int else self._operand("*", other)
+        by = self._operand("*", other)
         if not isinstance(by, Size):
-            return Size(self.const * by, {factors: n * by for factors, n in self.terms.items()}) if by else 0
+            return self._scaled(by)
         return _summed((_times(a, b), n * m) for a, n in _all_of(self).items() for b, m in _all_of(by).items())
 
     __rmul__ = __mul__
 
+    def _scaled(self, by: int) -> int:
+        if by == 1 and type(self) is Size:  # most dimensions are 1
+            return self
+        return Size(self.const * by, {factors: n * by for factors, n in self.terms.items()}) if by else 0
+
     def __floordiv__(self, other: int) -> int:
+        if type(other) is int and other == 1 and type(self) is Size:  # most types have blocks of one element
+            return self
         return divmod(self, other)[0]
 
     def __mod__(self, other: int) -> int:
@@ -290,6 +300,8 @@ class Var(Size):
     __slots__ = ("__weakref__", "_hi", "_is_open", "_lo", "_value", "name", "number", "room")
 
     _numbers = count()
+    _rises = count(1)
+    risen: ClassVar[int] = 0  # another number whenever the smallest value of any Var has changed
     name: str
     number: int
     _hi: int
@@ -357,6 +369,7 @@ class Var(Size):
     def rise(self) -> None:
         """From now on, its smallest value is 1: a tensor has as many elements."""
         self._lo, self._value = 1, max(self._value, 1)
+        Var.risen = next(Var._rises)
 
     def __repr__(self) -> str:
         return f"<Var {self.name} = {self.value} of {self.lo}..{self.hi}>"
@@ -422,6 +435,13 @@ def bounds(n: int) -> tuple[int, int]:
     for powers of a Var of many values."""
     if not isinstance(n, Size):
         return n, n
+    risen, known = Var.risen, n.between
+    if known is None or known[2] != risen:
+        n.between = known = *_bounds(n), risen
+    return known[0], known[1]
+
+
+def _bounds(n: Size) -> tuple[int, int]:
     if len(n.terms) == 1:  # most Sizes are a multiple of one Var
         ((factors, times),) = n.terms.items()
         least = most = times

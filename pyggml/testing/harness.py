@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -220,6 +220,12 @@ class GuardedBackend(CpuBackend):
         return program
 
 
+@cache
+def _backend(n_threads: int, isa: str) -> GuardedBackend:
+    """One for all cases: making it asks the system how many CPUs there are."""
+    return GuardedBackend(n_threads, isa)
+
+
 def compiled(nodes: Sequence[Tensor], isa: str, n_threads: int, kernel: Kernel | None = None) -> Program:
     """The C program for nodes that have memory, at one instruction set. Even the smallest op is shared between the
     threads. The last node is computed by `kernel` when one is given."""
@@ -231,7 +237,7 @@ def compiled(nodes: Sequence[Tensor], isa: str, n_threads: int, kernel: Kernel |
         if kernel is not None and t is nodes[-1]:
             r = replace(r, kernel=kernel, packed=())
         steps.append(Step((t,), match=r))
-    return GuardedBackend(n_threads, isa).compile(steps, lambda s: s)
+    return _backend(n_threads, isa).compile(steps, lambda s: s)
 
 
 def outcomes(

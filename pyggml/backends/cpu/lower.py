@@ -15,7 +15,7 @@ from pyggml.native import ffi, lib
 from ...buffers.alloc import Operand, Step
 from ...buffers.buffer import Buffer, MappedFile
 from ...errors import BackendError
-from ...opdef import OPS
+from ...opdef import OPS, cost_of
 from ...tensor import Ne, Size, Tensor, contiguous_nb
 from ...var import bounds, largest
 from ..protocol import Resolve, node_error
@@ -81,8 +81,8 @@ class Lowered:
 
 def cost_ns(t: Tensor) -> float:
     """Roughly the nanoseconds that one thread takes for this node, at its largest."""
-    cost = OPS[t.op].cost(t)
-    return largest(cost.flops + cost.read + cost.written) / 32
+    cost = cost_of(t, largest)
+    return (cost.flops + cost.read + cost.written) / 32
 
 
 def _near(t: Tensor, ne: Ne, nb: Ne) -> list[int]:
@@ -105,12 +105,15 @@ class _Address(NamedTuple):
     skip: int
 
 
+_SizeAt = tuple[int, Size, tuple[int, int]]  # of elements or a stride: place in a row in bytes, and (least, most)
+
+
 class _Row(NamedTuple):
     """What a step that repeats another takes over from it."""
 
     i: int
     addresses: list[_Address]
-    sizes: list[tuple[int, Size]]  # elements and strides that follow from a Var, and their places in the row in bytes
+    sizes: list[_SizeAt]
     kernel: Kernel
     ns: float
     shared_ns: float  # of it, what threads share; inf asks for them
@@ -145,14 +148,14 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
         out.binds.append((base + at, start + size.const, stride, unit))
 
     def bind_sizes(i: int, row: _Row) -> None:
-        for at, n in row.sizes:
+        for at, n, _ in row.sizes:
             bind(i * _OP_SIZE + at, n)
         if row.sizes and row.kernel.row.work != ffi.NULL:
             out.needs.append((row.kernel, i))
 
     def put(
         t: Tensor, i: int, at: int, copy: Buffer | None, layout: Ne | None, half: Half | None
-    ) -> tuple[int, list[tuple[int, Size]]]:
+    ) -> tuple[int, list[_SizeAt]]:
         """Write a tensor `at` so many bytes of row i. Returns its `_Address.skip`, and what of it is a Size."""
         ne, nb, skip = t.ne, t.nb, 0
         if layout is not None:
@@ -171,8 +174,13 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
                 words = (*ne, *_near(t, ne, nb))
             _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *words, t.dtype.gguf_id)
             return skip, []
-        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *map(largest, words), t.dtype.gguf_id)
-        return skip, [(at + 8 * word, n) for word, n in enumerate(words, 1) if isinstance(n, Size)]
+        full, sizes = list(words), list[_SizeAt]()
+        for word, n in enumerate(words):
+            if isinstance(n, Size):
+                least, full[word] = bounds(n)
+                sizes.append((at + 8 * (word + 1), n, (least, full[word])))
+        _TENSOR.pack_into(memory, place, address(t, place, copy) + skip, *full, t.dtype.gguf_id)
+        return skip, sizes
 
     def lowered(i: int, step: Step) -> _Row:
         r = step.match if isinstance(step.match, Record) else record_of(step.nodes[0], isa)
@@ -195,7 +203,7 @@ def lower(steps: Sequence[Step], resolve: Resolve, isa: str, n_threads: int) -> 
             _NUMBER.pack_into(memory, at + _PARAM + j * _NUMBER.size, float(value))
         if r.kernel.row.work != ffi.NULL:
             task = ffi.cast("pg_task *", base + at + _DST)
-            need, ends = 0, [(at + place, bounds(n)) for place, n in sizes]
+            need, ends = 0, [(at + place, values) for place, _, values in sizes]
             for end in (0, 1) if sizes else (1,):  # a guess: a kernel may need most for sizes in between
                 for place, values in ends:
                     _WORD.pack_into(memory, place, values[end])

@@ -90,6 +90,19 @@ def test_results_have_the_size_of_the_run() -> None:
         assert y.tobytes() == y.numpy().tobytes()
 
 
+def test_a_cost_that_compares_sizes() -> None:
+    """The cost of interpolate is that of its source or of its result, whichever is larger."""
+    n = Var("n", 4, lo=1)
+    with gg.Context() as ctx:
+        x = ctx.from_numpy(np.arange(4, dtype=np.float32))
+        y = gg.interpolate(gg.view_1d(x, n, 0), 2, 1, 1, 1, "nearest")
+    schedule = Scheduler(("cpu",)).alloc(Graph().build_forward_expand(y))
+    for size, want in (1, [0, 0]), (2, [0, 1]), (4, [0, 2]):
+        n.bind(size)
+        schedule.run()
+        assert y.numpy().tolist() == want
+
+
 def test_the_work_of_each_step_follows_the_size() -> None:
     a, n = Attention(4), Var("n", SIZE * 32, lo=32)
     schedule = Scheduler(("cpu",), 1).alloc(a.build(n * 1))
