@@ -61,6 +61,9 @@ class Batches:
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncGenerator[None]:
         """While it lasts, batches are answered, those first that an earlier server left."""
+        for path in self._folder.glob("file-*.jsonl"):
+            if _ID.fullmatch(path.stem) and not self._about(path.stem).exists():
+                path.unlink()  # a kill came before an upload was whole, or a deletion
         for batch in self._objects("batch"):
             if batch["status"] in _OPEN:
                 self._start(batch)

@@ -268,22 +268,25 @@ def test_a_server_that_is_started_again_goes_on(
     monkeypatch.undo()
     with open(output, "ab") as f:
         f.write(b'{"custom_id": "cut')  # by a kill
+    unfinished = tmp_path / f"file-{'0' * 32}.jsonl"
+    unfinished.write_bytes(b"x")  # of an upload
     with TestClient(app(tales, tmp_path)) as c:
         done = ended(c, batch["id"])
         assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0} and 0 < n_before < 20
+        assert not unfinished.exists()
         assert {a["custom_id"] for a in lines(c, done["output_file_id"])} == {f"r{i}" for i in range(20)}
 
 
 def test_the_openai_package(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(requests(3))
     with process("-c", 256, "-np", 1, "--batches-dir", tmp_path, "--api-key", KEY) as (url, _):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
-        with open(tmp_path / "in.jsonl", "rb") as f:
+        client, stranger = (openai.OpenAI(base_url=f"{url}/v1", api_key=key) for key in (KEY, "other"))
+        with client, stranger, open(tmp_path / "in.jsonl", "rb") as f:
             file = client.files.create(file=f, purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
-        while (batch := client.batches.retrieve(batch.id)).status == "in_progress":
-            time.sleep(0.05)
-        assert batch.status == "completed" and batch.output_file_id is not None
-        assert len(client.files.content(batch.output_file_id).text.splitlines()) == 3
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{url}/v1", api_key="other").files.content(batch.output_file_id)
+            batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+            while (batch := client.batches.retrieve(batch.id)).status == "in_progress":
+                time.sleep(0.05)
+            assert batch.status == "completed" and batch.output_file_id is not None
+            assert len(client.files.content(batch.output_file_id).text.splitlines()) == 3
+            with pytest.raises(openai.AuthenticationError):
+                stranger.files.content(batch.output_file_id)
