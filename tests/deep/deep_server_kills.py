@@ -54,7 +54,8 @@ def server(model: gg.Model, folder: Path) -> Iterator[tuple[httpx.Client, int]]:
         finally:
             os._exit(1)
     try:
-        with http_client(base_url=f"http://127.0.0.1:{port}") as client:
+        no_reuse = httpx.Limits(max_keepalive_connections=0)  # a busy machine: the server ends those that are idle
+        with http_client(base_url=f"http://127.0.0.1:{port}", limits=no_reuse) as client:
             while True:
                 with suppress(httpx.TransportError):
                     if client.get("/health").status_code == 200:
