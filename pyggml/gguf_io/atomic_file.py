@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer, Self
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a disk that is full
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def saying_where(path: str | os.PathLike[str]) -> Generator[None]:
     try:
         yield
     except OSError as e:
-        if e.errno in _FULL and e.filename is None:
+        if e.errno in FULL and e.filename is None:
             raise OSError(e.errno, e.strerror, os.fspath(path)) from e
         raise
 

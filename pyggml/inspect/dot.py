@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 _SHORT = 32  # characters of parameters in a label; the tooltip has all of them
 _AT_A_GLANCE = 200  # a notebook draws graphs of up to this many tensors
 _MANY = 500  # tensors, for which `dot` would take long to align boxes
+_DEEP = 32  # boxes of scopes inside one another; the innermost has the names of all further ones
 _SECONDS = 60.0  # for `dot`
 _SECONDS_IN_A_NOTEBOOK = 5.0
 
@@ -355,7 +356,8 @@ class _Drawing:
             if t in self.facts.steps and t.op != "none":
                 together.setdefault(id(self.facts.steps[t]), []).append(t)
         groups = {group[0]: group for t in members for group in [together.get(id(self.facts.steps.get(t)), [t])]}
-        inside = {t: common([self.facts.layers.inside.get(u, ()) for u in group]) for t, group in groups.items()}
+        scopes = {t: common([self.facts.layers.inside.get(u, ()) for u in group]) for t, group in groups.items()}
+        inside = {t: (*s[: _DEEP - 1], "/".join(s[_DEEP - 1 :])) if len(s) > _DEEP else s for t, s in scopes.items()}
         self._add_groups(into, [*groups.values()], inside)
 
     def _add_groups(

@@ -1,7 +1,8 @@
 """/v1/files and /v1/batches: files of requests that are answered when there is time, in the shape of OpenAI's API.
 
 Files, batches and answers are files of one folder, so that a server that was ended goes on with what is left. A request
-of a batch is answered by the endpoint that it names, a few at a time beside the requests of clients.
+of a batch is answered by the endpoint that it names, a few at a time beside the requests of clients. Long files are
+read and written in threads, so that these clients do not wait for them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
 from typing import Any, cast
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -28,7 +30,7 @@ from pyggml.gguf_io.atomic_file import AtomicFile, append
 from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
-from .errors import HTTPError
+from .errors import HTTPError, of_request
 from .http import Json, body_of, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
@@ -43,6 +45,7 @@ class Batches:
     def __init__(self, folder: str, app: ASGIApp, n_parallel: int, timeout: float) -> None:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwritten: dict[str, Object] = {}  # batches that have ended, for which the disk had no room so far
 
     def routes(self) -> list[BaseRoute]:
         """The paths."""
@@ -58,6 +61,9 @@ class Batches:
     @asynccontextmanager
     async def running(self, app: Starlette) -> AsyncGenerator[None]:
         """While it lasts, batches are answered, those first that an earlier server left."""
+        for path in self._folder.glob("file-*.jsonl"):
+            if _ID.fullmatch(path.stem) and not self._about(path.stem).exists():
+                path.unlink()  # a kill came before an upload was whole, or a deletion
         for batch in self._objects("batch"):
             if batch["status"] in _OPEN:
                 self._start(batch)
@@ -67,6 +73,7 @@ class Batches:
             for task in tuple(self._tasks.values()):
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._write_ended()
 
     # -- files ------------------------------------------------------------------------------------------------------
 
@@ -75,8 +82,9 @@ class Batches:
         if request.method == "GET":
             return Json({"object": "list", "data": list(self._objects("file")), "has_more": False})
         body = await body_of(request, self._timeout, limits.BATCH_BYTES, paced=False)
-        name, purpose, data = _form(request.headers.get("content-type", ""), body)
-        return Json(self._new_file(name, purpose, data))
+        kind = request.headers.get("content-type", "")
+        with _faults_named():
+            return Json(await run_in_threadpool(lambda: self._new_file(*_form(kind, body))))
 
     async def _file(self, request: Request) -> Response:
         """GET and DELETE /v1/files/{id}."""
@@ -85,8 +93,8 @@ class Batches:
             return Json(file)
         if self._is_needed(file["id"], "input_file_id", *_GROW):
             raise HTTPError(400, f"{file['id']} is needed by a batch that is under way")
+        self._about(file["id"]).unlink()  # first: a kill between the two leaves no file that cannot be read
         self._data(file["id"]).unlink(missing_ok=True)
-        self._about(file["id"]).unlink()
         return Json({"id": file["id"], "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
@@ -94,8 +102,7 @@ class Batches:
         id, kind = self._object(request, "file")["id"], "application/octet-stream"
         if not self._is_needed(id, *_GROW):
             return FileResponse(self._data(id), media_type=kind)
-        data = self._data(id).read_bytes()
-        return Response(data[: data.rfind(b"\n") + 1], media_type=kind)
+        return Response(await run_in_threadpool(_whole_lines, self._data(id)), media_type=kind)
 
     def _is_needed(self, id: str, *roles: str) -> bool:
         """Whether a batch that is under way has a file in one of these roles."""
@@ -106,7 +113,11 @@ class Batches:
         file = {"id": id, "object": "file", "bytes": len(data), "created_at": now(), "filename": name}
         with AtomicFile(self._data(id)) as f:
             f.file.write(data)
-        return self._put({**file, "purpose": purpose, "status": "processed"})
+        try:
+            return self._put({**file, "purpose": purpose, "status": "processed"})
+        except BaseException:  # nobody could ask for it
+            self._data(id).unlink()
+            raise
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -132,15 +143,15 @@ class Batches:
             "output_file_id": None,
             "error_file_id": None,
         }
-        lines, wrong = _requests(self._data(source).read_bytes(), endpoint)
-        batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
-        if wrong:
-            batch |= {"status": "failed", "failed_at": now(), "errors": {"object": "list", "data": wrong}}
-            return Json(self._put(batch))
-        batch |= {"status": "in_progress", "in_progress_at": now()}
-        batch["output_file_id"] = self._new_file(f"{batch['id']}_output.jsonl", "batch_output", b"")["id"]
-        batch["error_file_id"] = self._new_file(f"{batch['id']}_error.jsonl", "batch_output", b"")["id"]
-        self._start(self._put(batch))
+        with _faults_named():
+            lines, wrong = await run_in_threadpool(_requests, self._data(source), endpoint)
+            batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
+            if wrong:
+                return Json(self._put(_failed(batch, wrong)))
+            batch |= {"status": "in_progress", "in_progress_at": now()}
+            batch["output_file_id"] = self._new_file(f"{batch['id']}_output.jsonl", "batch_output", b"")["id"]
+            batch["error_file_id"] = self._new_file(f"{batch['id']}_error.jsonl", "batch_output", b"")["id"]
+            self._start(self._put(batch))
         return Json(batch)
 
     async def _batch(self, request: Request) -> Response:
@@ -156,8 +167,8 @@ class Batches:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._counted(batch := self._object(request, "batch"))
-        return Json(self._put({**batch, "status": "cancelled", "cancelled_at": now()}))
+        batch = self._object(request, "batch")
+        return Json(await self._ended({**batch, "status": "cancelled", "cancelled_at": now()}))
 
     def _start(self, batch: Object) -> None:
         task = asyncio.ensure_future(self._run(batch))
@@ -167,10 +178,8 @@ class Batches:
     async def _run(self, batch: Object) -> None:
         """Answer the requests of a batch that have no answer yet."""
         try:
-            lines, _ = _requests(self._data(batch["input_file_id"]).read_bytes(), batch["endpoint"])
-            done = {line["custom_id"] for line in self._answers(batch)}
-            self._counted(batch)
-            left = iter([line for line in lines if line["custom_id"] not in done])
+            left = iter(await run_in_threadpool(self._left, batch))
+            await self._counted(batch)
             workers = [asyncio.ensure_future(self._work(batch, left)) for _ in range(self._n_parallel)]
             try:
                 await asyncio.gather(*workers)
@@ -178,12 +187,11 @@ class Batches:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.gather(*workers, return_exceptions=True)
-            self._counted(batch)
-            self._put({**batch, "status": "completed", "finalizing_at": now(), "completed_at": now()})
-        except OSError as e:  # the disk is full
-            wrong = {"code": "server_error", "message": str(e.strerror), "line": None, "param": None}
-            batch |= {"status": "failed", "failed_at": now(), "errors": {"object": "list", "data": [wrong]}}
-            self._put(batch)
+            await self._ended({**batch, "status": "completed", "finalizing_at": now(), "completed_at": now()})
+        except Exception as e:  # most likely, the disk is full
+            why = str(e.strerror) if isinstance(e, OSError) else type(e).__name__
+            wrong = {"code": "server_error", "message": why, "line": None, "param": None}
+            await self._ended(_failed(batch, [wrong]))
 
     async def _work(self, batch: Object, left: Iterator[Object]) -> None:
         for line in left:
@@ -222,23 +230,38 @@ class Batches:
             return 500, {"error": {"code": 500, "message": type(e).__name__, "type": "server_error"}}
         return status[0], json.loads(b"".join(parts))
 
-    def _counted(self, batch: Object) -> None:
-        """Count the answers in the files, and tell how long these are."""
-        batch["request_counts"]["completed"] = _n_lines(self._data(batch["output_file_id"]))
-        batch["request_counts"]["failed"] = _n_lines(self._data(batch["error_file_id"]))
-        for id in (batch["output_file_id"], batch["error_file_id"]):
-            file = json.loads(self._about(id).read_bytes())
-            self._put({**file, "bytes": self._data(id).stat().st_size})
-        self._put(batch)
+    def _left(self, batch: Object) -> list[Object]:
+        """The requests that have no answer yet. What a kill left of a line is taken away."""
+        lines, _ = _requests(self._data(batch["input_file_id"]), batch["endpoint"])
+        done = set[str]()
+        for id in map(batch.get, _GROW):
+            path = self._data(str(id))
+            whole = _whole_lines(path)
+            os.truncate(path, len(whole))
+            done |= {json.loads(line)["custom_id"] for line in whole.splitlines()}
+        return [line for line in lines if line["custom_id"] not in done]
 
-    def _answers(self, batch: Object) -> Iterator[Object]:
-        """The answers so far. What a kill left unfinished is taken away."""
-        for id in (batch["output_file_id"], batch["error_file_id"]):
-            data = self._data(id).read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            if whole != data:
-                os.truncate(self._data(id), len(whole))
-            yield from map(json.loads, whole.splitlines())
+    async def _counted(self, batch: Object) -> None:
+        """Count the answers in the files, and tell how long these are."""
+        for id, kind in zip(map(batch.get, _GROW), ("completed", "failed"), strict=True):
+            path = self._data(str(id))
+            batch["request_counts"][kind] = await run_in_threadpool(_n_lines, path)
+            file = json.loads(self._about(str(id)).read_bytes())
+            self._put({**file, "bytes": path.stat().st_size})
+
+    async def _ended(self, batch: Object) -> Object:
+        """Write down that a batch has ended; as soon as there is room, when the disk is full."""
+        with suppress(OSError):
+            await self._counted(batch)
+        self._unwritten[batch["id"]] = batch
+        self._write_ended()
+        return batch
+
+    def _write_ended(self) -> None:
+        for id, batch in tuple(self._unwritten.items()):
+            with suppress(OSError):
+                self._put(batch)
+                del self._unwritten[id]
 
     # -- the folder -------------------------------------------------------------------------------------------------
 
@@ -257,11 +280,25 @@ class Batches:
         id = request.path_params["id"]
         if not _ID.fullmatch(id) or not id.startswith(kind) or not self._about(id).is_file():
             raise HTTPError(404, f"there is no {kind} {id!r:.60}")
-        return json.loads(self._about(id).read_bytes())
+        self._write_ended()
+        return self._read(id)
+
+    def _read(self, id: str) -> Object:
+        return self._unwritten.get(id) or json.loads(self._about(id).read_bytes())
 
     def _objects(self, kind: str) -> Iterator[Object]:
-        found = [json.loads(p.read_bytes()) for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
+        self._write_ended()
+        found = [self._read(p.stem) for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
         yield from sorted(found, key=lambda o: -o["created_at"])
+
+
+@contextmanager
+def _faults_named() -> Generator[None]:
+    """A disk that is full, or fails, is an HTTPError."""
+    try:
+        yield
+    except OSError as e:
+        raise of_request(e) from e
 
 
 def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
@@ -277,12 +314,12 @@ def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
     return parts["file"].get_filename() or "file", purpose, data
 
 
-def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
+def _requests(path: Path, endpoint: str) -> tuple[list[Object], list[Object]]:
     """The requests of a file, and what is wrong with it."""
     found: list[Object] = []
     wrong: list[Object] = []
     seen = set[str]()
-    for i, text in enumerate(data.split(b"\n"), 1):
+    for i, text in enumerate(path.read_bytes().split(b"\n"), 1):
         if not text.strip():
             continue
         try:
@@ -300,5 +337,14 @@ def _requests(data: bytes, endpoint: str) -> tuple[list[Object], list[Object]]:
     return found, wrong
 
 
+def _whole_lines(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
+
+
 def _n_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
+
+
+def _failed(batch: Object, wrong: list[Object]) -> Object:
+    return {**batch, "status": "failed", "failed_at": now(), "errors": {"object": "list", "data": wrong}}

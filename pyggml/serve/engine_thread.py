@@ -205,7 +205,7 @@ class EngineThread:
         try:
             with self._breaker:
                 while not self._stopped:
-                    self._take_orders(wait=not self._busy)
+                    self._take_orders(wait=not self._busy and not self._jobs)
                     self._do_jobs()
                     if self.engine is not None and self.engine.busy:
                         self._step(self.engine)

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pyggml.errors import Aborted, BackendError, GGMLError, GGUFError, SamplerError
+from pyggml.gguf_io.atomic_file import FULL
 
 _TYPES = {
     401: "authentication_error",
@@ -64,6 +65,8 @@ def of_request(e: Exception) -> HTTPError:
             return HTTPError(400, " ".join(str(e).split()))
         case RecursionError():
             return HTTPError(400, "the request is nested too deep")
+        case OSError() if e.errno in FULL:
+            return HTTPError(507, str(e.strerror))
         case MemoryError():
             return HTTPError(503, "there is not enough memory for this request")
         case _:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from pyggml.gguf_io.atomic_file import FULL
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.generate.media_chat import MARKER
@@ -25,7 +25,6 @@ from .http import Json, json_body, json_object
 from .native import settings
 from .service import FINGERPRINT, Service, service_of
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,200}")
 
 
@@ -193,7 +192,7 @@ async def slot_action(request: Request) -> Response:
     try:
         return Json(await service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq)))
     except Exception as e:
-        if isinstance(e.__context__, OSError) and e.__context__.errno in _FULL:
+        if isinstance(e.__context__, OSError) and e.__context__.errno in FULL:
             raise HTTPError(507, str(e)) from e
         raise (of_generation if name == "save" else of_request)(e) from e  # a failing disk is not the client's fault
 

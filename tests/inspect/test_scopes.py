@@ -212,6 +212,15 @@ def test_what_a_name_says() -> None:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_name_of_many_slashes() -> None:
+    """Boxes are as deep as a reader can follow; the innermost box has the rest of the scopes."""
+    a = gg.Context().new_tensor(gg.F32, (2,))
+    deep = gg.relu(a).set_name("/".join(str(i) for i in range(5001)))
+    text = gg.dump_dot(gg.Graph().build_forward_expand(gg.relu(deep).set_name("0/1/x")))
+    innermost = "/".join(str(i) for i in range(32, 5000))  # 0 is the layer
+    assert text.count("subgraph cluster_scope") == 32 and f'label="{innermost}"' in text
+
+
 def test_taps_and_edits_by_scope() -> None:
     g, x = network(LAYERS)
     sched = gg.Scheduler(("cpu",), 1)

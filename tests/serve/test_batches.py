@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
-from pyggml.serve import ServeOptions, create_app
+from pyggml.serve import ServeOptions, batches, create_app
 from pyggml.serve.batches import Batches
 
 from .conftest import KEY, process
@@ -156,6 +157,93 @@ def test_a_disk_that_fills(tales: gg.Model, tmp_path: Path, monkeypatch: pytest.
         assert done["status"] == "failed" and "No space left" in done["errors"]["data"][0]["message"]
         n_whole = len(lines(c, done["output_file_id"]))
         assert 0 < n_whole < 9 and (tmp_path / f"{done['output_file_id']}.jsonl").read_bytes().count(b"\n") == n_whole
+        assert done["request_counts"]["completed"] == n_whole
+        assert c.get(f"/v1/files/{done['output_file_id']}").json()["bytes"] > 0
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, no file takes a byte."""
+
+    def write(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)  # of a line
+    monkeypatch.setattr("pyggml.serve.batches.AtomicFile.commit", lambda _: write(0, b""))
+
+
+def test_a_disk_without_any_room(tales: gg.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch has failed though that cannot be written either, which is made up for when there is room."""
+    answered = Batches._asked  # pyright: ignore[reportPrivateUsage]
+
+    async def then_full(self: Batches, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        answer = await answered(self, path, body)
+        full_disk(monkeypatch)
+        return answer
+
+    with TestClient(app(tales, tmp_path)) as c:
+        file = upload(c, requests(9))
+        monkeypatch.setattr(Batches, "_asked", then_full)
+        id = c.post("/v1/batches", json={"input_file_id": file, "endpoint": URL}).json()["id"]
+        done = ended(c, id)
+        assert done["status"] == "failed" and "No space left" in done["errors"]["data"][0]["message"]
+        assert c.get("/v1/batches").json()["data"] == [done] and not lines(c, done["output_file_id"])
+        written = tmp_path / f"{id}.json"
+        assert json.loads(written.read_bytes())["status"] == "in_progress"
+        for _ in range(2):
+            r = c.post("/v1/files", files={"file": ("a.jsonl", requests(1))}, data={"purpose": "batch"})
+            assert (r.status_code, r.json()["error"]["message"]) == (507, "No space left on device")
+        r = c.post("/v1/batches", json={"input_file_id": file, "endpoint": URL})
+        assert r.status_code == 507 and len(list(tmp_path.iterdir())) == 7  # three files, and a batch
+        monkeypatch.undo()
+    assert json.loads(written.read_bytes()) == done
+    with TestClient(app(tales, tmp_path)) as c:
+        assert c.get(f"/v1/batches/{id}").json() == done
+
+
+def test_what_a_full_disk_leaves_of_an_upload(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing, when there was room for the file and none to say what it is."""
+    commits = iter([False, True])
+    commit = Batches._put.__globals__["AtomicFile"].commit
+
+    def once(self: Any) -> None:
+        if next(commits):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        commit(self)
+
+    monkeypatch.setattr("pyggml.serve.batches.AtomicFile.commit", once)
+    r = client.post("/v1/files", files={"file": ("a.jsonl", requests(1))}, data={"purpose": "batch"})
+    assert r.status_code == 507 and not list(tmp_path.iterdir())
+
+
+def test_clients_do_not_wait_for_long_files(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that clients make long are read and written in other threads than the one that all requests share."""
+    names: set[str] = set()
+    shared: set[int] = set()
+
+    async def remember(self: Batches, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        shared.add(threading.get_ident())
+        return await answered(self, path, body)
+
+    def watched(name: str) -> Any:
+        f = getattr(batches, name)
+
+        def run(*args: Any) -> Any:
+            names.add(name)
+            used.add(threading.get_ident())
+            return f(*args)
+
+        return run
+
+    answered, used = Batches._asked, set[int]()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(Batches, "_asked", remember)
+    for name in ("_form", "_requests", "_whole_lines", "_n_lines"):
+        monkeypatch.setattr(batches, name, watched(name))
+    batch = begun(client, requests(9, max_tokens=30, ignore_eos=True))
+    client.get(f"/v1/files/{batch['output_file_id']}/content")
+    ended(client, batch["id"])
+    assert len(names) == 4 and shared and not shared & used
 
 
 def test_a_server_that_is_started_again_goes_on(
@@ -180,22 +268,25 @@ def test_a_server_that_is_started_again_goes_on(
     monkeypatch.undo()
     with open(output, "ab") as f:
         f.write(b'{"custom_id": "cut')  # by a kill
+    unfinished = tmp_path / f"file-{'0' * 32}.jsonl"
+    unfinished.write_bytes(b"x")  # of an upload
     with TestClient(app(tales, tmp_path)) as c:
         done = ended(c, batch["id"])
         assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0} and 0 < n_before < 20
+        assert not unfinished.exists()
         assert {a["custom_id"] for a in lines(c, done["output_file_id"])} == {f"r{i}" for i in range(20)}
 
 
 def test_the_openai_package(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(requests(3))
     with process("-c", 256, "-np", 1, "--batches-dir", tmp_path, "--api-key", KEY) as (url, _):
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY)
-        with open(tmp_path / "in.jsonl", "rb") as f:
+        client, stranger = (openai.OpenAI(base_url=f"{url}/v1", api_key=key) for key in (KEY, "other"))
+        with client, stranger, open(tmp_path / "in.jsonl", "rb") as f:
             file = client.files.create(file=f, purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
-        while (batch := client.batches.retrieve(batch.id)).status == "in_progress":
-            time.sleep(0.05)
-        assert batch.status == "completed" and batch.output_file_id is not None
-        assert len(client.files.content(batch.output_file_id).text.splitlines()) == 3
-        with pytest.raises(openai.AuthenticationError):
-            openai.OpenAI(base_url=f"{url}/v1", api_key="other").files.content(batch.output_file_id)
+            batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
+            while (batch := client.batches.retrieve(batch.id)).status == "in_progress":
+                time.sleep(0.05)
+            assert batch.status == "completed" and batch.output_file_id is not None
+            assert len(client.files.content(batch.output_file_id).text.splitlines()) == 3
+            with pytest.raises(openai.AuthenticationError):
+                stranger.files.content(batch.output_file_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,20 @@ def test_slots_are_saved_and_restored(client: TestClient) -> None:
         assert client.post(path, json=body).status_code == 400
     (slots_path(client) / "bad").write_bytes(b"no state")
     assert client.post("/slots/0?action=restore", json={"filename": "bad"}).status_code == 400
+
+
+def test_a_slot_is_saved_when_its_text_has_ended(client: TestClient) -> None:
+    """No further request is needed for that."""
+    with ThreadPoolExecutor(2) as pool:
+        text = pool.submit(ask, client, n_predict=400, ignore_eos=True, id_slot=0)
+        while not client.get("/slots").json()[0]["is_processing"]:
+            assert not text.done()
+        saved = pool.submit(client.post, "/slots/0?action=save", json={"filename": "later"})
+        n = text.result()["tokens_cached"]
+        try:
+            assert saved.result(60).json()["n_saved"] == n
+        finally:
+            client.get("/slots")  # the pool ends, whatever was found
 
 
 def test_infill(client: TestClient, write_model: WriteModel) -> None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import unquote
 
+from pyggml import limits
+from pyggml.errors import SamplerError
+
 Schema = dict[str, Any]
 _SAYS_OTHERWISE = (
     "additionalProperties", "unevaluatedProperties", "propertyNames", "const", "enum", "$dynamicRef", "$recursiveRef",
@@ -63,10 +66,13 @@ class Members:
 
 
 class Lists:
-    """Finds `Members` in the schemas of a document."""
+    """Finds `Members` in the schemas of a document, once for each schema: those around it ask for them, too. Raises
+    SamplerError when there are more than limits.SCHEMA_MEMBERS."""
 
     def __init__(self, document: Schema) -> None:
         self._document = document
+        self._found: dict[int, tuple[Any, Members]] = {}  # with its schema, so that no other has this id
+        self._n_found = self._n_open_refs = 0
         self._of_refs: dict[str, Members] = {}
         self._has_local_refs = not _has_ids(document)
 
@@ -87,10 +93,22 @@ class Lists:
 
     def members(self, s: Any) -> Members:
         """The members of an object according to the schema `s`."""
-        found = Members()
         if not isinstance(s, Mapping):
-            return found
-        s = cast(Schema, s)
+            return Members()
+        known = self._found.get(id(cast(Schema, s)))
+        if known is not None:
+            return known[1]
+        found = self._members(cast(Schema, s))
+        self._n_found += 1 + len(found.names) + len(found.counts)
+        if self._n_found > limits.SCHEMA_MEMBERS:
+            most = f"limits.SCHEMA_MEMBERS is {limits.SCHEMA_MEMBERS}"
+            raise SamplerError(f"the JSON schema lists too many members, one schema inside another; {most}")
+        if not self._n_open_refs:  # inside, a schema that refers to itself has not been looked at whole
+            self._found[id(cast(Schema, s))] = s, found
+        return found
+
+    def _members(self, s: Schema) -> Members:
+        found = Members()
         found.is_open = any(key in s for key in _SAYS_OTHERWISE)
         found.is_listed = "properties" in s or "patternProperties" in s
         found.n_least = _at_least(s.get("minProperties"))
@@ -120,7 +138,9 @@ class Lists:
             return Members(is_open=True)
         if ref not in self._of_refs:
             self._of_refs[ref] = Members()  # ends the recursion of a schema that refers to itself
+            self._n_open_refs += 1
             self._of_refs[ref] = self.members(target)
+            self._n_open_refs -= 1
         return self._of_refs[ref]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pyggml import limits
 from pyggml.errors import SamplerError
 from pyggml.llm.grammars.gbnf import parse_gbnf
 from pyggml.llm.grammars.lark import lark
+from pyggml.llm.grammars.members import Lists, Members
 from pyggml.llm.grammars.schema import enforceable
 from pyggml.llm.model import load_model
 from pyggml.llm.samplers.grammar import Grammar
@@ -112,6 +114,27 @@ def test_parts(vocab: Vocab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SCHEMA_PARTS", 5)
     with pytest.raises(SamplerError, match="SCHEMA_PARTS"):
         Grammar(vocab, None, {"anyOf": [{"const": i} for i in range(5)]})
+
+
+def test_members_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep a schema lies in others, which need to know what it lists."""
+    looked = Counter[int]()
+    look = Lists._members  # pyright: ignore[reportPrivateUsage]
+
+    def counted(self: Lists, s: Any) -> Members:
+        looked[depth] += 1
+        return look(self, s)
+
+    monkeypatch.setattr(Lists, "_members", counted)
+    for depth in (8, 16, 32, 64):
+        inside: Any = {"anyOf": [{"required": [f"a{i}"]} for i in range(20)]}
+        for _ in range(depth):
+            inside = {"anyOf": [{"contains": {"const": 1}, **inside}, True]}
+        enforceable(inside, lambda _: True)
+    assert looked[64] - looked[32] == 2 * (looked[32] - looked[16]) == 4 * (looked[16] - looked[8])
+    monkeypatch.setattr(limits, "SCHEMA_MEMBERS", 500)
+    with pytest.raises(SamplerError, match="SCHEMA_MEMBERS"):
+        enforceable(inside, lambda _: True)
 
 
 @pytest.mark.parametrize(
