@@ -9,15 +9,14 @@
 extern int pg_cpu_is_amd; // 0: treated as Intel's (exec/isa.c)
 
 // Level; FEW: codes are plain bytes or nibbles; FEW_SLOW: codes take longer to unpack; the same two on AMD's CPUs.
-enum { PG_ALL = 1 << 30 }; // gemv.c is always faster: NEON has nothing to multiply 16-bit integers in pairs
 #define PG_BORDERS(X)                                                                                                  \
   X(avx2, 32, 12, 24, 12)                                                                                              \
   X(avx512, 32, 12, 24, 12)                                                                                            \
   X(avx512vnni, 16, 10, 24, 14)                                                                                        \
   X(amx, 16, 10, 24, 14)                                                                                               \
   X(neon, 16, 12, 16, 12)                                                                                              \
-  X(dotprod, PG_ALL, PG_ALL, PG_ALL, PG_ALL)                                                                           \
-  X(i8mm, PG_ALL, PG_ALL, PG_ALL, PG_ALL)
+  X(dotprod, 12, 7, 12, 7)                                                                                             \
+  X(i8mm, 10, 6, 10, 6)
 
 enum {
 #define X(level, few, few_slow, few_amd, few_slow_amd)                                                                 \

@@ -1,6 +1,6 @@
 // A matrix times many columns. Tiles of rows are converted to panels of numbers that can be multiplied fast, and groups
 // of columns to the same kind of numbers. The instruction set and the form of the weights decide which: fixed.h or
-// tiles.h, and for the fast form int8.h or bf16.h.
+// tiles.h, and for the fast form int8.h or bf16.h; on Arm, where it multiplies bytes, int8.h for all blocks.
 #pragma once
 #include "products/r16/repacked.h"
 

@@ -3,9 +3,11 @@
 #include "products/gemm/int8_columns.h"
 #include "products/gemm/fixed_dot.h"
 
-// How the sums of a format are computed.
+// How the sums of a product are computed.
 typedef struct kind {
-  int units;  // whether a unit has one factor (r16_rounds_units); otherwise each part of it has its own
+  int planes; // of the columns (r16_planes)
+  int units;  // whether units are summed (r16_sums_units); in the fast form they have one factor then, otherwise each
+              // part of them has its own
   int halves; // scales of a unit (r16_halves)
   int summed; // quartets (r16_summed_quartets)
   int words;  // whether sums of the parts of a unit become words, side by side (r16_in_words)
@@ -165,21 +167,28 @@ PG_INLINE void tile(int nt, kind k, const r16_panel *w, const r16_byte_columns *
 
 #endif
 
-// The kinds of tiles: number, units, halves, summed, words.
-#if defined(__AVX512VNNI__)
+// The kinds of tiles: number, planes, units, halves, summed, words.
+#if VF_N == 4
 #define KINDS(X, nt)                                                                                                   \
-  X(nt, 0, 0, 1, 4, 0)                                                                                                 \
-  X(nt, 1, 0, 2, 4, 0)                                                                                                 \
-  X(nt, 2, 1, 1, 4, 0) X(nt, 3, 1, 2, 4, 0) X(nt, 4, 0, 1, 4, 1) X(nt, 5, 1, 1, 4, 1) X(nt, 6, 1, 2, 4, 1)
+  X(nt, 0, 1, 0, 1, 4, 0)                                                                                              \
+  X(nt, 1, 1, 0, 2, 4, 0)                                                                                              \
+  X(nt, 2, 1, 1, 1, 4, 0)                                                                                              \
+  X(nt, 3, 1, 1, 2, 4, 0)                                                                                              \
+  X(nt, 4, 2, 0, 1, 4, 0) X(nt, 5, 2, 0, 2, 4, 0) X(nt, 6, 2, 1, 1, 4, 0) X(nt, 7, 2, 1, 2, 4, 0)
+enum { N_KINDS = 8 };
+#elif defined(__AVX512VNNI__)
+#define KINDS(X, nt)                                                                                                   \
+  X(nt, 0, 1, 0, 1, 4, 0)                                                                                              \
+  X(nt, 1, 1, 0, 2, 4, 0)                                                                                              \
+  X(nt, 2, 1, 1, 1, 4, 0)                                                                                              \
+  X(nt, 3, 1, 1, 2, 4, 0) X(nt, 4, 1, 0, 1, 4, 1) X(nt, 5, 1, 1, 1, 4, 1) X(nt, 6, 1, 1, 2, 4, 1)
 enum { N_KINDS = 7 };
-#elif VF_N == 4
-#define KINDS(X, nt) X(nt, 0, 0, 1, 4, 0) X(nt, 1, 0, 2, 4, 0) X(nt, 2, 1, 1, 4, 0) X(nt, 3, 1, 2, 4, 0)
-enum { N_KINDS = 4 };
 #else
 #define KINDS(X, nt)                                                                                                   \
-  X(nt, 0, 0, 1, 4, 0)                                                                                                 \
-  X(nt, 1, 0, 2, 4, 0)                                                                                                 \
-  X(nt, 2, 1, 1, 8, 0) X(nt, 3, 1, 1, 4, 0) X(nt, 4, 1, 1, 2, 0) X(nt, 5, 1, 2, 4, 0) X(nt, 6, 1, 2, 2, 0)
+  X(nt, 0, 1, 0, 1, 4, 0)                                                                                              \
+  X(nt, 1, 1, 0, 2, 4, 0)                                                                                              \
+  X(nt, 2, 1, 1, 1, 8, 0)                                                                                              \
+  X(nt, 3, 1, 1, 1, 4, 0) X(nt, 4, 1, 1, 1, 2, 0) X(nt, 5, 1, 1, 2, 4, 0) X(nt, 6, 1, 1, 2, 2, 0)
 enum { N_KINDS = 7 };
 #endif
 
@@ -187,33 +196,35 @@ enum { N_KINDS = 7 };
 #define EACH(X) X(1) X(2) X(3) X(4)
 
 // They are not inlined: in a larger function the sums would not stay in registers.
-#define TILE(nt, n, units, halves, summed, words)                                                                      \
+#define TILE(nt, n, ...)                                                                                               \
   static                                                                                                               \
       __attribute__((noinline)) void tile_##nt##_##n(const r16_panel *w, const r16_byte_columns *x, const target *t) { \
-    tile(nt, (kind){units, halves, summed, words}, w, x, t);                                                           \
+    tile(nt, (kind){__VA_ARGS__}, w, x, t);                                                                            \
   }
 #define X(nt) KINDS(TILE, nt)
 EACH(X)
 #undef X
 
-#define AT(nt, n, units, halves, summed, words) [n][(nt)-1] = tile_##nt##_##n,
+#define AT(nt, n, ...) [n][(nt)-1] = tile_##nt##_##n,
 #define X(nt) KINDS(AT, nt)
 static void (*const tiles[N_KINDS][NT])(const r16_panel *w, const r16_byte_columns *x, const target *t) = {EACH(X)};
 #undef X
 
-int R16_INT8_FN(r16_kind_of)(r16_format f) {
+int R16_INT8_FN(r16_kind_of)(const r16_product *p) {
   static const kind kinds[N_KINDS] = {
-#define HAS(nt, n, units, halves, summed, words) [n] = {units, halves, summed, words},
+#define HAS(nt, n, ...) [n] = {__VA_ARGS__},
       KINDS(HAS, )
 #undef HAS
   };
-  const kind k = {r16_rounds_units(f), r16_halves(f), r16_summed_quartets(f), r16_in_words(f)};
+  const kind k = {r16_planes(p), r16_sums_units(p->f), r16_halves(p->f), r16_summed_quartets(p->f), r16_in_words(p->f)};
   int i = 0;
   while (memcmp(kinds + i, &k, sizeof k)) i++;
   return i;
 }
 
-int R16_INT8_FN(r16_suits)(r16_format f) { return r16_summed_quartets(f) > 0; }
+int R16_INT8_FN(r16_suits)(const r16_product *p) {
+  return VF_N == 4 ? !r16_of_floats(p) : p->fast && r16_summed_quartets(p->f) > 0;
+}
 
 static const r16_totals nothing;
 
@@ -223,7 +234,7 @@ void R16_INT8_FN(r16_multiply)(float *to, int64_t ld, const r16_totals before, r
   for (int64_t j = 0; j < n && before; j++) // prefetched, because they have left the cache since the last strip
     for (int e = 0; e < TILE_ROWS; e += 16) __builtin_prefetch(before[j] + e);
 
-  const r16_byte_columns x = r16_bytes_at(c, group, strip);
+  const r16_byte_columns x = r16_bytes_at(c, p, group, strip);
   tiles[w->kind][n - 1](w, &x, &(target){to, ld, before ? before : nothing});
   r16_stop_fetch(&w->next, w);
 }

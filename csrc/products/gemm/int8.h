@@ -1,7 +1,7 @@
 // The numbers of gemm.h for weights in the fast form: codes as they are, times columns that products/r16/round.h has
-// rounded to bytes and factors. That takes half as many multiplications as integers of 16 bits (fixed.h), and has the
-// same sums: those of products/r16/sums.h, in their order. So a result has the bits that gemv.c and fixed_blocks.c give
-// it.
+// rounded to bytes and factors. That takes half as many multiplications as integers of 16 bits (fixed.h). On Arm with
+// dot products of bytes they are those of exact products, too: there an integer of 16 bits is two bytes. The sums are
+// those of products/r16/sums.h, in their order. So a result has the bits that gemv.c and fixed_blocks.c give it.
 #pragma once
 #include "products/gemm/fetch.h"
 #include "products/r16/round.h"

@@ -48,33 +48,46 @@ PG_INLINE vf column_of(floats_of_tile v, int j, int i) {
 #endif
 }
 
-// dots = the sums of n * R16_TOGETHER codes times bytes of nt columns.
-PG_INLINE void dot(int nt, int n, const int8_t *code, const uint8_t (*x)[R16_WIDTH][R16_TOGETHER], sums_of_tile dots) {
-  EACH_SUM dots[j][i] = vi_zero();
-  UNROLL for (int p = 0; p < n; p++, code += TILE_ROWS * R16_TOGETHER) {
+// dots = the sums of n * R16_TOGETHER codes times integers of nt columns.
+PG_INLINE void dot(int nt, int planes, int n, const int8_t *code, const uint8_t (*x)[R16_WIDTH][R16_TOGETHER],
+                   sums_of_tile dots) {
+  sums_of_tile hi;
+  EACH_SUM {
+    dots[j][i] = vi_zero();
+    if (planes == 2) hi[j][i] = vi_zero();
+  }
+  UNROLL for (int k = 0; k < n; k++, code += TILE_ROWS * R16_TOGETHER) {
     int8x16_t v[VECTORS];
     EACH_ROW v[i] = vld1q_s8(code + i * 16);
+    UNROLL for (int p = 0; p < planes; p++, x++) {
+      vi(*to)[VECTORS] = p < planes - 1 ? hi : dots;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    EACH_COLUMN {
-      const int8x16_t b = vld1q_s8((const int8_t *)x[p][2 * j]);
-      EACH_ROW dots[j][i] = (vi)vmmlaq_s32((int32x4_t)dots[j][i], v[i], b);
-    }
+      EACH_COLUMN {
+        const int8x16_t b = vld1q_s8((const int8_t *)x[0][2 * j]);
+        EACH_ROW to[j][i] = (vi)vmmlaq_s32((int32x4_t)to[j][i], v[i], b);
+      }
 #else
-    const int8x16_t b = vld1q_s8((const int8_t *)x[p]);
+      const int8x16_t b = vld1q_s8((const int8_t *)x[0]);
 #define ADD(j)                                                                                                         \
-  if (j < nt) EACH_ROW dots[j][i] = (vi)vdotq_laneq_s32((int32x4_t)dots[j][i], v[i], b, j);
-    ADD(0) ADD(1) ADD(2) ADD(3)
+  if (j < nt) EACH_ROW to[j][i] = (vi)vdotq_laneq_s32((int32x4_t)to[j][i], v[i], b, j);
+      ADD(0) ADD(1) ADD(2) ADD(3)
 #undef ADD
 #endif
+    }
   }
+  if (planes == 1) return;
+  vi of_hi = vi_set1(256);
+  __asm__("" : "+w"(of_hi)); // one instruction multiplies and adds; a shift and an addition would be two
+  EACH_SUM dots[j][i] = vi_add(dots[j][i], vi_mul(hi[j][i], of_hi));
 }
 
 // AT_ONCE rows of a panel, from `row` on, times nt columns, over a run.
 PG_INLINE void rows_of_tile(int nt, kind k, const r16_panel *w, int row, const r16_byte_columns *x, const target *t,
                             const r16_fetch *fetch, fetching *at) {
-  const int elements = k.units && k.halves == 1 ? R16_UNIT : R16_PART; // of a dot
-  const int n = elements / R16_TOGETHER,
-            step = R16_UNIT / elements / (k.units ? 1 : k.halves); // dots of a unit, or sum
+  const int exact = k.planes == 2;
+  const int elements = k.halves == 1 && (k.units || exact) ? R16_UNIT : R16_PART; // of a dot
+  const int n = elements / R16_TOGETHER;
+  const int step = k.units ? R16_UNIT / elements : exact ? 1 : R16_UNIT / elements / k.halves; // dots of a unit, or sum
   const int64_t n_steps = k.units ? w->sum_units : 1;
   const r16_numbers *of = x->numbers;
   const int8_t *code = w->codes[0][row];
@@ -95,15 +108,18 @@ PG_INLINE void rows_of_tile(int nt, kind k, const r16_panel *w, int row, const r
     EACH_SUM sum[j][i] = vi_zero();
     for (int64_t d = 0; d < n_steps; d++) {
       sums_of_tile unit;
-      UNROLL for (int h = 0; h < step; h++, code += n * TILE_ROWS * R16_TOGETHER, byte += n) {
+      EACH_SUM unit[j][i] = k.units && exact ? sum[j][i] : vi_zero();
+      UNROLL for (int h = 0; h < step; h++, code += n * TILE_ROWS * R16_TOGETHER, byte += n * k.planes) {
         sums_of_tile dots;
         if (fetch->run) fetch_two(fetch, at);
-        dot(nt, n, code, byte, dots);
+        dot(nt, k.planes, n, code, byte, dots);
         EACH_ROW {
-          const vi by = ints_of_rows(*whole + row, i);
+          const vi by = k.units ? ints_of_rows(*whole + row, i) : vi_zero();
           EACH_COLUMN {
-            const vi v = vi_mul(dots[j][i], k.units ? by : ints_of_columns(*factors, j));
-            unit[j][i] = h ? vi_add(unit[j][i], v) : v;
+            vi v = dots[j][i];
+            if (k.units) v = vi_mul(v, by);
+            if (!k.units && !exact) v = vi_mul(v, ints_of_columns(*factors, j));
+            unit[j][i] = vi_add(unit[j][i], v);
           }
         }
         if (k.units)
@@ -111,7 +127,8 @@ PG_INLINE void rows_of_tile(int nt, kind k, const r16_panel *w, int row, const r
         else
           factors++;
       }
-      EACH_SUM sum[j][i] = k.units ? vi_add(sum[j][i], vi_mul(unit[j][i], ints_of_columns(*factors, j))) : unit[j][i];
+      EACH_SUM sum[j][i] =
+          k.units && !exact ? vi_add(sum[j][i], vi_mul(unit[j][i], ints_of_columns(*factors, j))) : unit[j][i];
       if (k.units) factors++;
     }
     EACH_ROW {

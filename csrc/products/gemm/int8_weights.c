@@ -97,7 +97,7 @@ void R16_INT8_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t 
   panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);
-  panel->kind = R16_INT8_FN(r16_kind_of)(p->f);
+  panel->kind = R16_INT8_FN(r16_kind_of)(p);
   panel->n_sums = nk / elements;
   panel->sum_units = r16_sum_units(p->f);
   panel->n_shifts = shift ? elements / shift : 0;

@@ -33,30 +33,21 @@ PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
 }
 #else
 PG_INLINE int32_t put16(r16_x *x, int half, const float *v, vf inv) {
-  int32x4_t sum = vdupq_n_s32(0);
-  int16x4_t q[4];
-  for (int i = 0; i < 4; i++) {
-    const int32x4_t wide = vcvtnq_s32_f32(vf_mul(vf_load(v + 4 * i), inv));
-    sum += wide;
-    q[i] = vmovn_s32(wide);
-  }
+  int16x8_t q[2];
+  const int32_t sum = r16_integers_of(q, v, inv);
   for (int i = 0; i < 2; i++) {
-    const int16x8_t both = vcombine_s16(q[2 * i], q[2 * i + 1]);
 #if R16_WORDS
-    vst1q_s16(x->q + half * 16 + 8 * i, both);
-#else
-    const int16x8_t hi = (both + 128) >> 8;
-#if defined(__ARM_FEATURE_MATMUL_INT8)
+    vst1q_s16(x->q + half * 16 + 8 * i, q[i]);
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
     int8_t(*to)[8] = x->both[2 * half + i];
-    vst1_s8(to[0], vmovn_s16(hi));
-    vst1_s8(to[1], vmovn_s16(both - (hi << 8)));
+    vst1_s8(to[0], r16_hi(q[i]));
+    vst1_s8(to[1], r16_lo(q[i]));
 #else
-    vst1_s8(x->hi + half * 16 + 8 * i, vmovn_s16(hi));
-    vst1_s8(x->lo + half * 16 + 8 * i, vmovn_s16(both - (hi << 8)));
-#endif
+    vst1_s8(x->hi + half * 16 + 8 * i, r16_hi(q[i]));
+    vst1_s8(x->lo + half * 16 + 8 * i, r16_lo(q[i]));
 #endif
   }
-  return vaddvq_s32(sum);
+  return sum;
 }
 #endif
 

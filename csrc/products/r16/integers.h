@@ -11,6 +11,25 @@
 #define R16_WORDS 0
 #endif
 
+#if VF_N == 4
+// q[0..16) = x * inv as integers; the result is their sum.
+PG_INLINE int32_t r16_integers_of(int16x8_t q[2], const float *x, vf inv) {
+  int32x4_t sum = vdupq_n_s32(0);
+  int16x4_t four[4];
+  for (int i = 0; i < 4; i++) {
+    const int32x4_t wide = vcvtnq_s32_f32(vf_mul(vf_load(x + 4 * i), inv));
+    sum += wide;
+    four[i] = vmovn_s32(wide);
+  }
+  for (int i = 0; i < 2; i++) q[i] = vcombine_s16(four[2 * i], four[2 * i + 1]);
+  return vaddvq_s32(sum);
+}
+
+// Their planes: q = 256 * hi + lo.
+PG_INLINE int8x8_t r16_hi(int16x8_t q) { return vmovn_s16((q + 128) >> 8); }
+PG_INLINE int8x8_t r16_lo(int16x8_t q) { return vmovn_s16(q); }
+#endif
+
 struct r16_x {
 #if defined(__ARM_FEATURE_MATMUL_INT8)
   int8_t both[4][2][8]; // hi and lo of eight elements side by side: x = d * (256 * hi + lo)

@@ -32,8 +32,8 @@ PG_INLINE gemm gemm_for(const r16_product *p, int n) {
   for (int i = 0; i < n; i++) suits = suits && r16_suits_tiles(p[i].f);
   if (suits) return GEMM(PG_FN);
 #elif defined(PG_FAST)
-  int suits = p->fast;
-  for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p[i].f);
+  int suits = 1;
+  for (int i = 0; i < n; i++) suits = suits && R16_INT8_FN(r16_suits)(p + i);
   if (suits) return GEMM(R16_INT8_FN);
 #endif
   return GEMM(R16_FN); // the one that takes all products
@@ -62,7 +62,7 @@ PG_INLINE r16_product blocks_of(const pg_task *t, int fast) {
 PG_INLINE int few_of(const r16_product *p) {
   const int few = r16_few(r16_unpacks_slowly(p->f));
 #if defined(PG_FAST) && !defined(PG_AMX)
-  if (p->fast && R16_INT8_FN(r16_suits)(p->f)) return PG_MIN(few, R16_BORDER(FEW_FAST));
+  if (p->fast && R16_INT8_FN(r16_suits)(p)) return PG_MIN(few, R16_BORDER(FEW_FAST));
 #endif
   return few;
 }

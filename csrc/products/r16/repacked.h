@@ -168,13 +168,13 @@ R16_GEMM(PG_FN)
 R16_GEMM(R16_FN)
 #endif
 
-// The same for products in the fast form: with columns in bytes (products/gemm/int8.h), which give the bits of
-// r16_gemm; or, where there are tiles, in bf16 (products/gemm/bf16.h).
+// The same with columns in bytes (products/gemm/int8.h): for products in the fast form, and on Arm for all of weights
+// in blocks. They give the bits of r16_gemm. Where there are tiles, the fast form is in bf16 (products/gemm/bf16.h).
 #if defined(PG_AMX)
 #define R16_BF16_FN(name) PG_CAT(name, _bf16__, PG_ISA)
 R16_GEMM(R16_BF16_FN)
 #elif defined(PG_FAST)
 #define R16_INT8_FN(name) PG_CAT(name, _int8__, PG_ISA)
-int R16_INT8_FN(r16_suits)(r16_format f); // whether it has this format
+int R16_INT8_FN(r16_suits)(const r16_product *p); // whether it has this product
 R16_GEMM(R16_INT8_FN)
 #endif
