@@ -36,6 +36,8 @@ from .http import Json, body_of, dumps, json_object
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
 _GROW = ("output_file_id", "error_file_id")  # the files that a batch writes
+_LEFT = 3600  # seconds after which data without a name is no upload of another server any more
+_MOST_WRONG = 1000  # lines of a file that an answer says to be wrong
 Object = dict[str, Any]
 
 
@@ -45,6 +47,7 @@ class Batches:
     def __init__(self, folder: str, app: ASGIApp, n_parallel: int, timeout: float) -> None:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
         self._unwritten: dict[str, Object] = {}  # batches that have ended, for which the disk had no room so far
 
     def routes(self) -> list[BaseRoute]:
@@ -62,8 +65,9 @@ class Batches:
     async def running(self, app: Starlette) -> AsyncGenerator[None]:
         """While it lasts, batches are answered, those first that an earlier server left."""
         for path in self._folder.glob("file-*.jsonl"):
-            if _ID.fullmatch(path.stem) and not self._about(path.stem).exists():
-                path.unlink()  # a kill came before an upload was whole, or a deletion
+            lost = _ID.fullmatch(path.stem) and path.is_file() and not self._about(path.stem).exists()
+            if lost and now() - path.stat().st_mtime > _LEFT:  # a kill ended an upload or a deletion half-way
+                path.unlink()
         for batch in self._objects("batch"):
             if batch["status"] in _OPEN:
                 self._start(batch)
@@ -83,8 +87,9 @@ class Batches:
             return Json({"object": "list", "data": list(self._objects("file")), "has_more": False})
         body = await body_of(request, self._timeout, limits.BATCH_BYTES, paced=False)
         kind = request.headers.get("content-type", "")
-        with _faults_named():
-            return Json(await run_in_threadpool(lambda: self._new_file(*_form(kind, body))))
+        async with self._one_form:
+            with _faults_named():
+                return Json(await run_in_threadpool(lambda: self._new_file(*_form(kind, body))))
 
     async def _file(self, request: Request) -> Response:
         """GET and DELETE /v1/files/{id}."""
@@ -93,8 +98,7 @@ class Batches:
             return Json(file)
         if self._is_needed(file["id"], "input_file_id", *_GROW):
             raise HTTPError(400, f"{file['id']} is needed by a batch that is under way")
-        self._about(file["id"]).unlink()  # first: a kill between the two leaves no file that cannot be read
-        self._data(file["id"]).unlink(missing_ok=True)
+        self._remove(file["id"])
         return Json({"id": file["id"], "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
@@ -118,6 +122,10 @@ class Batches:
         except BaseException:  # nobody could ask for it
             self._data(id).unlink()
             raise
+
+    def _remove(self, id: str) -> None:
+        self._about(id).unlink()  # first: a kill between the two leaves no file that cannot be read
+        self._data(id).unlink(missing_ok=True)
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -149,9 +157,15 @@ class Batches:
             if wrong:
                 return Json(self._put(_failed(batch, wrong)))
             batch |= {"status": "in_progress", "in_progress_at": now()}
-            batch["output_file_id"] = self._new_file(f"{batch['id']}_output.jsonl", "batch_output", b"")["id"]
-            batch["error_file_id"] = self._new_file(f"{batch['id']}_error.jsonl", "batch_output", b"")["id"]
-            self._start(self._put(batch))
+            try:
+                for role, name in zip(_GROW, ("output", "error"), strict=True):
+                    batch[role] = self._new_file(f"{batch['id']}_{name}.jsonl", "batch_output", b"")["id"]
+                self._put(batch)
+            except BaseException:  # no batch would have these files
+                for id in filter(None, map(batch.get, _GROW)):
+                    self._remove(id)
+                raise
+            self._start(batch)
         return Json(batch)
 
     async def _batch(self, request: Request) -> Response:
@@ -179,7 +193,8 @@ class Batches:
         """Answer the requests of a batch that have no answer yet."""
         try:
             left = iter(await run_in_threadpool(self._left, batch))
-            await self._counted(batch)
+            await self._count(batch)
+            self._put_lengths(batch)
             workers = [asyncio.ensure_future(self._work(batch, left)) for _ in range(self._n_parallel)]
             try:
                 await asyncio.gather(*workers)
@@ -241,18 +256,22 @@ class Batches:
             done |= {json.loads(line)["custom_id"] for line in whole.splitlines()}
         return [line for line in lines if line["custom_id"] not in done]
 
-    async def _counted(self, batch: Object) -> None:
-        """Count the answers in the files, and tell how long these are."""
+    async def _count(self, batch: Object) -> None:
+        """Count the answers in the files."""
         for id, kind in zip(map(batch.get, _GROW), ("completed", "failed"), strict=True):
-            path = self._data(str(id))
-            batch["request_counts"][kind] = await run_in_threadpool(_n_lines, path)
-            file = json.loads(self._about(str(id)).read_bytes())
-            self._put({**file, "bytes": path.stat().st_size})
+            batch["request_counts"][kind] = await run_in_threadpool(_n_lines, self._data(str(id)))
+
+    def _put_lengths(self, batch: Object) -> None:
+        """Write down how long the files of answers are."""
+        for id in map(str, map(batch.get, _GROW)):
+            if self._about(id).is_file():  # else it was deleted
+                file = json.loads(self._about(id).read_bytes())
+                self._put({**file, "bytes": self._data(id).stat().st_size})
 
     async def _ended(self, batch: Object) -> Object:
-        """Write down that a batch has ended; as soon as there is room, when the disk is full."""
+        """Write down that a batch has ended: now, or when there is room again on a disk that is full."""
         with suppress(OSError):
-            await self._counted(batch)
+            await self._count(batch)
         self._unwritten[batch["id"]] = batch
         self._write_ended()
         return batch
@@ -260,6 +279,7 @@ class Batches:
     def _write_ended(self) -> None:
         for id, batch in tuple(self._unwritten.items()):
             with suppress(OSError):
+                self._put_lengths(batch)
                 self._put(batch)
                 del self._unwritten[id]
 
@@ -327,6 +347,9 @@ def _requests(path: Path, endpoint: str) -> tuple[list[Object], list[Object]]:
         except (ValueError, RecursionError):
             line = ""
         why = why_not(line, (endpoint,), seen)
+        if why and len(wrong) == _MOST_WRONG:
+            wrong.append({"code": "invalid_request", "message": "more lines are wrong", "line": i, "param": None})
+            break
         if why:
             wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
         else:

@@ -94,6 +94,7 @@ def test_what_is_wrong(client: TestClient) -> None:
     batch = begun(client, data)
     assert batch["status"] == "failed" and [e["line"] for e in batch["errors"]["data"]] == [1, 2, 4, 5]
     assert begun(client, b"\n")["errors"]["data"][0]["code"] == "empty_file"
+    assert [e["line"] for e in begun(client, b"x\n" * 5000)["errors"]["data"]][-2:] == [1000, 1001]
     file = upload(client, requests(1))
     for body in (
         {"endpoint": "/slots", "input_file_id": file},
@@ -268,12 +269,14 @@ def test_a_server_that_is_started_again_goes_on(
     monkeypatch.undo()
     with open(output, "ab") as f:
         f.write(b'{"custom_id": "cut')  # by a kill
-    unfinished = tmp_path / f"file-{'0' * 32}.jsonl"
-    unfinished.write_bytes(b"x")  # of an upload
+    unfinished, under_way = (tmp_path / f"file-{digit * 32}.jsonl" for digit in "01")
+    for path in (unfinished, under_way):  # of an upload that a kill ended; of one to another server
+        path.write_bytes(b"x")
+    os.utime(unfinished, (0, 0))
     with TestClient(app(tales, tmp_path)) as c:
         done = ended(c, batch["id"])
         assert done["request_counts"] == {"total": 20, "completed": 20, "failed": 0} and 0 < n_before < 20
-        assert not unfinished.exists()
+        assert not unfinished.exists() and under_way.exists()
         assert {a["custom_id"] for a in lines(c, done["output_file_id"])} == {f"r{i}" for i in range(20)}
 
 
