@@ -230,7 +230,9 @@ def _in_numbers(t: Tensor, value: Callable[[int], int]) -> Tensor:
     """A tensor without memory whose layout is that of `t` in numbers."""
     n0, n1, n2, n3 = [n if type(n) is int else value(n) for n in t.ne]
     b0, b1, b2, b3 = [n if type(n) is int else value(n) for n in t.nb]
-    return Tensor(t.ctx, t.dtype, (n0, n1, n2, n3), (b0, b1, b2, b3), t.rank)
+    like = Tensor(t.ctx, t.dtype, (n0, n1, n2, n3), (b0, b1, b2, b3), t.rank)
+    like.view_src = t.view_src  # an op in place writes less
+    return like
 
 
 def elementwise_cost(flops_per_element: int) -> Callable[[Tensor], Cost]:

@@ -88,7 +88,7 @@ class Size(_Number):
         total = self.const
         for factors, n in self.terms.items():
             for var in factors:
-                n *= var.value
+                n *= int(var)
             total += n
         return total
 
@@ -359,6 +359,8 @@ class Var(Size):
         self._is_open = self._is_open and value > 0
 
     def __int__(self) -> int:
+        if self.room is not None and self._value > (room := int(self.room)):
+            raise GraphError(f"{self.name} = {self._value} is above {self.room} = {room}, which was bound later")
         return self._value
 
     @property

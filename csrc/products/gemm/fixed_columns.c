@@ -78,7 +78,7 @@ void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile,
       panel->steps[i + j] = 0;
       if (row < p->m) {
         float x[KC];
-        r16_get_row(x, &w, p->w + row * p->row_bytes, k0, n);
+        r16_get_row(x, &w, (const char *)p->w + row * p->row_bytes, k0, n);
         panel->steps[i + j] = put(four[j], x, n);
       } else {
         memset(four[j], 0, sizeof four[j]);

@@ -79,21 +79,28 @@ PG_INLINE int64_t list_bytes(const pg_task *t) {
   const int64_t n = columns_of(t);
   return pg_in_32_bits(n, up64(pg_times(pg_plus(n, t->src[PG_MM_WEIGHTS].ne[2]), sizeof(int32_t))));
 }
-// By place, a thread may multiply whole matrices alone, each with as many columns as the others.
+// By place, each matrix meets as many columns as the others.
 PG_INLINE r16_product one_of_stack(const pg_task *t, int fast) {
   r16_product p = blocks_of(t, fast);
   p.n_cols /= t->src[PG_MM_WEIGHTS].ne[2];
   return p;
 }
-static int64_t work_of_stack(const pg_task *t, int nth, int fast) {
-  const r16_product p = blocks_of(t, fast), one = one_of_stack(t, fast);
-  const int64_t many =
-      p.n_cols <= least_few(fast) ? 0 : PG_MAX(gemm_bytes(&p, nth), pg_times(nth, gemm_bytes(&one, 1)));
+static int64_t work_by_place(const pg_task *t, int nth, int fast) {
+  const r16_product one = one_of_stack(t, fast);
+  const int64_t n = t->src[PG_MM_WEIGHTS].ne[2], few = PG_MIN(one.n_cols, r16_few(0)); // of a Var there may be fewer
+  const int64_t x = up64(R16_FN(r16_x_bytes)(one.k, pg_times(few, n)));
+  const int64_t alone = one.n_cols <= least_few(fast) ? 0 : pg_times(PG_MIN(nth, n), gemm_bytes(&one, 1)),
+                together = one.n_cols <= least_few(fast) ? 0 : gemm_bytes(&one, nth);
+  return pg_plus(pg_times(nth, list_bytes(t)), PG_MAX(x, PG_MAX(alone, together)));
+}
+static int64_t work_by_id(const pg_task *t, int nth, int fast) {
+  const r16_product p = blocks_of(t, fast);
+  const int64_t many = p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth);
   return pg_plus(pg_times(nth, list_bytes(t)), pg_plus(x_bytes(t), many));
 }
 
 static int64_t work_of(const pg_task *t, int nth, int fast) {
-  if (t->src[PG_MM_WEIGHTS].ne[2] > 1) return work_of_stack(t, nth, fast);
+  if (t->src[PG_MM_WEIGHTS].ne[2] > 1) return work_by_place(t, nth, fast);
   const r16_product p = blocks_of(t, fast);
   return pg_plus(p.n_cols <= r16_few(0) ? x_bytes(t) : 0, p.n_cols <= least_few(fast) ? 0 : gemm_bytes(&p, nth));
 }
@@ -178,7 +185,6 @@ static int multiply_stack(const pg_task *t, int ith, int nth, int form, int fast
   const int64_t n_matrices = a->ne[2];
   int32_t *list = (int32_t *)(t->work + ith * list_bytes(t)), *end = list + columns_of(t);
   r16_x *x = (r16_x *)(t->work + nth * list_bytes(t));
-  char *work = (char *)x + x_bytes(t);
   const int status = by_id ? pg_sort_columns(t, list, end) : sort_by_place(t, list, end);
   if (status) return status; // all threads see the same ids
   const int n_p = t->src[PG_MM_WEIGHTS_1].data ? 2 : 1;
@@ -193,6 +199,7 @@ static int multiply_stack(const pg_task *t, int ith, int nth, int form, int fast
                          .y = &t->dst};
   if (n_p == 2) gate(&p[1], t);
   const int many = !by_id && end[0] > few_of(p), alone = many && n_matrices >= nth;
+  char *work = many ? (char *)x : (char *)x + x_bytes(t);
   r16_queue all = r16_queue_of(t, ith, nth), own = r16_queue_of(t, 0, 1), *q = alone ? &own : &all;
   if (alone) {
     const r16_product one = one_of_stack(t, fast);
@@ -283,9 +290,9 @@ int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
 }
 #endif
 
-int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) { return work_of_stack(t, nth, 0); }
+int64_t PG_FN(mul_mat_id_r16_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 0); }
 #if defined(PG_FAST)
-int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) { return work_of_stack(t, nth, 1); }
+int64_t PG_FN(mul_mat_id_r16_fast_work)(const pg_task *t, int nth) { return work_by_id(t, nth, 1); }
 #endif
 
 int PG_FN(mul_mat_id_r16_any)(const pg_task *t, int ith, int nth) {

@@ -10,6 +10,7 @@ import pytest
 import pyggml as gg
 from pyggml.backends.cpu.backend import CpuBackend, CpuProgram
 from pyggml.backends.cpu.fusions import Fusion, Nodes
+from pyggml.backends.cpu.lower import cost_ns
 from pyggml.backends.ref import RefBackend
 from pyggml.buffers.alloc import Step
 from pyggml.graph import Graph
@@ -101,6 +102,33 @@ def test_a_cost_that_compares_sizes() -> None:
         n.bind(size)
         schedule.run()
         assert y.numpy().tolist() == want
+
+
+def test_the_cost_of_what_is_set_in_place_is_its_own() -> None:
+    n = Var("n", 4, lo=1)
+    with gg.Context() as ctx:
+        big, x = ctx.new_tensor(gg.F32, (64, 1000)), ctx.new_tensor(gg.F32, (64, 4))
+        costs = [cost_ns(gg.set_inplace(big, gg.view_2d(x, 64, size, x.nb[1], 0), *big.nb[1:], 0)) for size in (4, n)]
+    assert costs[0] == costs[1]
+
+
+def test_a_var_that_is_bound_too_early() -> None:
+    """What may not be above others must not be after these are bound, either: no run leaves a tensor."""
+    n, x = Var("n", 10, lo=1), np.ones((10, 4), np.float32)
+    head = Var("head", hi=10 - n)
+    with gg.Context() as ctx:
+        cache, rows = ctx.from_numpy(0 * x), ctx.from_numpy(x)
+        y = gg.cpy(gg.view_2d(rows, 4, n, rows.nb[1], 0), cache[head : head + n])
+    schedule = Scheduler(("cpu",)).alloc(Graph().build_forward_expand(y))
+    n.bind(1)
+    head.bind(9)
+    schedule.run()
+    n.bind(10)
+    with pytest.raises(gg.GraphError, match="head = 9 is above 10 - n = 0"):
+        schedule.run()
+    head.bind(0)
+    schedule.run()
+    assert cache.numpy().all()
 
 
 def test_the_work_of_each_step_follows_the_size() -> None:

@@ -295,6 +295,19 @@ def test_stacks(form: Callable[..., object], isa: str) -> None:
                     assert np.array_equal(got[b3 - 1, i2, 0], alone[0, 0, 0])
 
 
+def test_scratch_of_stacks() -> None:
+    """It is that of one matrix for each thread, not of all."""
+    x = source(gg.F32, np.zeros((64, 512, 512)))
+    stack, matrix = (source(gg.Q8_0, np.zeros((n, 128, 512))) for n in (64, 1))
+    repack_in_passing([stack, matrix])
+    alone = gg.mul_mat(matrix, source(gg.F32, np.zeros((512, 512))))
+    both = gg.mul_mat(stack, x), alone
+    for y in both:
+        place(y)
+    sizes = [lower(steps_of([y]), lambda t: t, ISAS[-1], 2).work_size for y in both]
+    assert sizes[0] < 3 * sizes[1]
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_expert_out_of_range(isa: str) -> None:
     w = source(gg.Q4_0, np.ones((3, 8, 32)))
