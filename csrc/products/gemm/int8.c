@@ -82,7 +82,7 @@ PG_INLINE void dot(int nt, kind k, int n, codes w, ints less, const int32_t *who
 
 #if defined(__AVX512VNNI__)
 PG_INLINE vi add_words_dot(vi sum, vi a, vi b) { return _mm512_dpwssd_epi32(sum, a, b); }
-#else
+#else // no format has words (r16_in_words)
 PG_INLINE vi add_words_dot(vi sum, vi a, vi b) { return sum; }
 #endif
 

@@ -73,8 +73,9 @@ PG_INLINE int least_few(int fast) {
   return r16_few(1);
 }
 
-// Scratch of products with each matrix of a stack: which columns meet which matrix, for each thread; the columns in
-// integers; what a product of many columns needs.
+// Scratch of products with each matrix of a stack. Each thread lists which columns meet which matrix (list_bytes). Then
+// come the columns in integers, and what a product of many columns needs: by ids both, because experts get different
+// numbers of columns; by place one of the two.
 PG_INLINE int64_t list_bytes(const pg_task *t) {
   const int64_t n = columns_of(t);
   return pg_in_32_bits(n, up64(pg_times(pg_plus(n, t->src[PG_MM_WEIGHTS].ne[2]), sizeof(int32_t))));
