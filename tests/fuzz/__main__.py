@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CORPUS = Path(__file__).with_name("corpus")  # a .zip for each harness: what explore has found, made small
 MODULES = ("files", "texts", "numbers", "media", "drawings", "server")
 KEPT, SMALL = 24, 1200  # inputs of a harness that `keep` takes, and their size
+LONG = 32  # one change in so many makes a long input of a short one (not in `explore`: all later inputs would be long)
 MEMORY = 1 << 29  # bytes that one input may add to what the process takes
 
 
@@ -126,7 +127,7 @@ def _replayed(h: Harness, args: argparse.Namespace) -> int:
     """The number of faults of a harness."""
     import numpy as np
 
-    from .changes import change_bytes
+    from .changes import change_bytes, repeat_part
 
     with limited(h):
         watch, rng = Watch(h, args.work), np.random.default_rng(args.seed)
@@ -140,7 +141,10 @@ def _replayed(h: Harness, args: argparse.Namespace) -> int:
             if time.monotonic() - begun > args.seconds:
                 break
             data = sound[int(rng.integers(len(sound)))]
-            watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
+            if not rng.integers(LONG):
+                watch(repeat_part(rng, data))
+            else:
+                watch(h.change(rng, data) if h.change and rng.integers(3) else change_bytes(rng, data, h.words))
         inputs = f"{watch.n:7} inputs, {watch.n_taken} taken"
         print(f"{h.name:14} {inputs}, {time.monotonic() - begun:.1f} s, {len(watch.places)} faults", flush=True)
     return len(watch.places)
