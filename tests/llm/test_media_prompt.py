@@ -201,12 +201,12 @@ def test_bad_prompts(golden: Any) -> None:
 
 
 @pytest.mark.parametrize("arch", ["cogvlm", "gemma3", "qwen3vl"])
-def test_rows_among_tokens(arch: str, tmp_path: Path) -> None:
+def test_rows_among_tokens(arch: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Rows among tokens have the bits that they have in a batch of their own (CogVLM has other weights for them). Only
     the embeddings of tokens are scaled."""
-    from ..models.test_zoo import SPECS, Tiny
+    from ..models.archs import SPECS, Tiny
 
-    t = Tiny(next(name for name, spec in SPECS.items() if spec["arch"] == arch), tmp_path)
+    t = Tiny(next(name for name, spec in SPECS.items() if spec["arch"] == arch), tmp_path_factory)
     hp, ids = t.model.hparams, t.ids[:12]
     rows = np.random.default_rng(0).standard_normal((5, hp.n_embd), np.float32)
     mixed = gg.Batch.prompt(ids)
@@ -214,10 +214,10 @@ def test_rows_among_tokens(arch: str, tmp_path: Path) -> None:
     alone = gg.Batch()
     for i, row in enumerate(rows):
         alone.add_embd(row / np.float32(hp.f_embedding_scale or 1), 4 + i)
-    with t.context() as ctx:
+    with t.fresh() as ctx:
         ctx.decode(mixed)
         want = ctx.logits[-1]
-    with t.context() as ctx:
+    with t.fresh() as ctx:
         for batch in (gg.Batch.prompt(ids[:4]), alone, gg.Batch.prompt(ids[9:], 9)):
             ctx.decode(batch)
         assert nmse(ctx.logits[-1], want) < 1e-12

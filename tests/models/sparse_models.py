@@ -10,7 +10,7 @@ import numpy as np
 from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats, Ints
 
-from .test_zoo import ARCH_FILE, SPECS
+from .archs import ARCH_FILE, SPECS
 
 N_TOKENS = 48
 

@@ -3,7 +3,6 @@ of caches. docs/company.md has what is promised."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats
 
 from ..conftest import shared_dir
-from .test_zoo import ARCH_FILE, SPECS, VARIANTS
+from .archs import SPECS, VARIANTS, golden_file, golden_tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,12 +65,9 @@ def in_company(model: Model, ids: list[int], seed: int, **options: Unpack[Contex
 
 @pytest.mark.skipif(not SPECS, reason="no golden data")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_architectures(name: str, tmp_path: Path) -> None:
-    assert ARCH_FILE is not None
-    path = tmp_path / "m.gguf"
-    ARCH_FILE.write(name, path, spec=SPECS[name])
-    ids: list[int] = ARCH_FILE.tokens(name, spec=SPECS[name]).tolist()
-    with load_model(path) as model:
+def test_architectures(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ids = golden_tokens(name)
+    with load_model(golden_file(name, tmp_path_factory)) as model:
         if not model.hparams.causal_attn:
             pytest.skip("tokens see those behind them")
         for options in (CACHES["F16"], CACHES["flash"]):

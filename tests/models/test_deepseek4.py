@@ -15,7 +15,7 @@ from pyggml.llm.batch import Batch
 from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats, Ints
 
-from .test_zoo import ARCH_FILE, SPECS, batch_of, equal
+from .archs import ARCH_FILE, SPECS, batch_of, equal
 
 NAME = "deepseek4-moe"
 TABLE = "blk.0.ffn_gate_tid2eid.weight"

@@ -18,7 +18,7 @@ from pyggml.hf.family import Family
 
 from ..conftest import shared_dir
 from ..readme import ROOT
-from .test_zoo import SPECS
+from .archs import SPECS
 
 PAGE = ROOT / "docs" / "models.md"
 FOLDERS = shared_dir() / "golden" / "hf"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from pyggml.llm.context import LlamaContext
 from pyggml.llm.model import Model
 from pyggml.types import Floats
 
+from .archs import ARCH_FILE, at_once, batch_of, equal, one_by_one
 from .sparse_models import N_TOKENS, SPARSE, load_sparse, scores, sparse_tokens, write_sparse
-from .test_zoo import ARCH_FILE, at_once, batch_of, equal, one_by_one
 
 pytestmark = pytest.mark.skipif(ARCH_FILE is None, reason="no golden data")
 GOLDEN = Path(__file__).parent / "sparse_logits.npz"
@@ -28,7 +28,7 @@ Load = Callable[[str], Model]
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Load:
-    return lru_cache(1)(lambda name: load_sparse(name, tmp_path_factory.mktemp("sparse")))
+    return cache(lambda name: load_sparse(name, tmp_path_factory.mktemp("sparse")))
 
 
 def context(model: Model, n_ctx: int = 64, **options: Any) -> LlamaContext:

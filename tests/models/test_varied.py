@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyggml.models import PAGES
 
 from . import others
-from .test_zoo import VARIANTS
+from .archs import VARIANTS
 from .varied import ALL, Changes, changes_of, check_varied, spec_of
 
 VARIED = st.sampled_from(ALL or ["none"]).flatmap(lambda name: st.tuples(st.just(name), changes_of(name)))

@@ -3,14 +3,11 @@ logits of a tiny random model of it."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,22 +18,12 @@ from pyggml.backends.cpu.repack import can_repack
 from pyggml.dtypes import DType
 from pyggml.errors import BatchError
 from pyggml.learn.texts import Shape, TextGraph
-from pyggml.llm.batch import Batch
-from pyggml.llm.context import LlamaContext
-from pyggml.llm.model import Model, load_model
-from pyggml.llm.options import ContextOptions
-from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
+from pyggml.llm.model import load_model
 from pyggml.opdef import OPS
 from pyggml.sched import Scheduler
-from pyggml.types import Floats
 
-from ..conftest import shared_dir
+from .archs import FOLDER, SPECS, VARIANTS, Tiny, at_once, batch_of, equal, one_by_one
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-FOLDER = shared_dir() / "golden" / "archs"
-MAX_NMSE = 1e-9
 MAX_NMSE_FIXED = 1e-5  # of repacked weights in 16-bit fixed point, through all layers
 ELSEWHERE = {  # compared in tests/hf, test_rwkv.py, test_t5.py, test_hearing.py, and encoders in test_encoders.py
     "whisper",
@@ -47,75 +34,9 @@ ELSEWHERE = {  # compared in tests/hf, test_rwkv.py, test_t5.py, test_hearing.py
 UNUSED = {"rope_freqs.weight"}  # of ropes without factors
 
 
-def _arch_file() -> ModuleType | None:
-    """The golden data's own module, which writes the models."""
-    spec = importlib.util.spec_from_file_location("arch_file", FOLDER / "arch_file.py")
-    if spec is None or spec.loader is None or not FOLDER.is_dir():
-        return None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ARCH_FILE = _arch_file()
-SPECS: dict[str, Any] = ARCH_FILE.specs() if ARCH_FILE else {}
-VARIANTS = [name for name, spec in SPECS.items() if spec["arch"] in PAGES]
-
-
 @pytest.mark.skipif(not SPECS, reason=f"no golden data in {FOLDER}")
 def test_every_page_is_compared() -> None:
     assert set(PAGES) - ELSEWHERE == {SPECS[name]["arch"] for name in VARIANTS}
-
-
-class Tiny:
-    """The tiny model of a variant: its file, its tokens, and llama.cpp's logits of 24, and of 8 more one by one."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        assert ARCH_FILE is not None
-        self.path = folder / "m.gguf"
-        ARCH_FILE.write(name, self.path, spec=SPECS[name])
-        self.model = load_model(self.path, repack=False)
-        self.ids: list[int] = ARCH_FILE.tokens(name, spec=SPECS[name]).tolist()
-        with np.load(FOLDER / "logits.npz") as golden:
-            self.prefill, self.decode = golden[f"{name}/prefill"], golden[f"{name}/decode"]
-
-    @cached_property
-    def q8_path(self) -> Path:
-        """The model in Q8_0."""
-        path = self.path.with_name("q8.gguf")
-        write_quantized(plan_quantization(self.path, "Q8_0"), path)
-        return path
-
-    def context(self, model: Model | None = None, **options: Unpack[ContextOptions]) -> LlamaContext:
-        given: ContextOptions = {"n_batch": 64, "n_ubatch": 64, "type_k": DType.F32, "type_v": DType.F32, **options}
-        return (model or self.model).new_context(256, **given)
-
-
-def batch_of(tokens: Iterable[tuple[int, int, int]]) -> Batch:
-    """Of (token, position, sequence), with all logits."""
-    batch = Batch()
-    for token, pos, seq in tokens:
-        batch.add(token, pos, [seq], logits=True)
-    return batch
-
-
-def at_once(ctx: LlamaContext, ids: Sequence[int]) -> Floats:
-    """The logits of all, in one batch."""
-    ctx.decode(batch_of((token, pos, 0) for pos, token in enumerate(ids)))
-    return ctx.logits.copy()
-
-
-def one_by_one(ctx: LlamaContext, ids: Sequence[int]) -> Floats:
-    rows: list[Floats] = []
-    for token in ids:
-        ctx.decode([token])
-        rows.append(ctx.logits.copy())
-    return np.concatenate(rows)
-
-
-def equal(got: Floats, want: Floats, limit: float = MAX_NMSE) -> None:
-    x, y = got.astype(np.float64), want.astype(np.float64)
-    assert ((x - y) ** 2).sum() <= limit * (y**2).sum()
 
 
 # -- the cells of the matrix -------------------------------------------------------------------------------------------
@@ -149,7 +70,7 @@ def two_sequences(t: Tiny, tmp_path: Path) -> None:
 
 
 def saved_state(t: Tiny, tmp_path: Path) -> None:
-    first, second = t.context(), t.context()
+    first, second = t.context(), t.fresh()
     at_once(first, t.ids[:24])
     first.save_state(tmp_path / "state")
     second.load_state(tmp_path / "state")
@@ -165,7 +86,7 @@ def flash_attention(t: Tiny, tmp_path: Path) -> None:
 def repacked(t: Tiny, tmp_path: Path) -> None:
     """Weights of 8 bits in the CPU's own layout, and as they are stored. Where there are experts, a tie may send a
     token to another one: it is left out."""
-    got, want = (at_once(t.context(load_model(t.q8_path, repack=r)), t.ids[:24]) for r in (True, False))
+    got, want = (at_once(t.fresh(model), t.ids[:24]) for model in (t.repacked, load_model(t.q8_path, repack=False)))
     order = np.argsort(((got - want) ** 2).sum(axis=1))
     rows = order[:-1] if t.model.hparams.n_expert else order
     equal(got[rows], want[rows], MAX_NMSE_FIXED)
@@ -178,7 +99,7 @@ def on_ref(t: Tiny, tmp_path: Path) -> None:
 
 def fused_share(t: Tiny, tmp_path: Path) -> None:
     """As of llama: attention is one step in every layer that has it, and quantised weights are read repacked."""
-    ctx = t.context(load_model(t.q8_path, repack=True), type_k=DType.F16, type_v=DType.F16)
+    ctx = t.fresh(t.repacked, type_k=DType.F16, type_v=DType.F16)
     for n_tokens in (1, 24):
         schedule = ctx.scheduler.alloc(ctx.build_graph(n_tokens))
         steps = [step for split in schedule.splits for step in split.steps]
@@ -228,7 +149,7 @@ CELLS = (
 
 @pytest.fixture(scope="module")
 def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
-    return lru_cache(1)(lambda name: Tiny(name, tmp_path_factory.mktemp("zoo")))
+    return lru_cache(1)(lambda name: Tiny(name, tmp_path_factory))
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)

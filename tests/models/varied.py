@@ -18,7 +18,7 @@ from pyggml.llm.model import Model, load_model
 from pyggml.types import Floats
 
 from . import others
-from .test_zoo import ARCH_FILE, SPECS, VARIANTS
+from .archs import ARCH_FILE, SPECS, VARIANTS
 
 Changes = dict[str, Any]
 ALL = [*VARIANTS, *others.NAMES]

@@ -19,7 +19,7 @@ from pyggml.llm.adapters.merge import merge_lora
 from pyggml.llm.model import Model, load_model
 from pyggml.tensor import Context, Tensor
 
-from ...models.test_zoo import SPECS, VARIANTS, Tiny
+from ...models.archs import SPECS, VARIANTS, Tiny
 from ...random_model import random_weights, write_random
 from ...tiny_model import write_gguf
 from .make import IDS, Arrays, distance, fresh, halves, logits, write_lora
@@ -135,9 +135,9 @@ def test_merging_quantised_weights(tmp_path: Path, shared: Path) -> None:
 
 @pytest.mark.skipif(not SPECS, reason="no golden data")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_product_of_a_weight_is_adapted(name: str, tmp_path: Path) -> None:
+def test_every_product_of_a_weight_is_adapted(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What reads weights in the graph of an architecture reads their adapters too, and each layer its direction."""
-    t = Tiny(name, tmp_path)
+    t = Tiny(name, tmp_path_factory)
     hp, memory = t.model.hparams, t.context().memory
     sizes = tuple(c.size for c in memory.caches)
 
