@@ -1,10 +1,10 @@
 // Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V. A transposed V is
 // turned block by block: along its rows, the order of the sum would depend on the number of lanes and on the keys
-// between. One or two query rows read K and V as they are stored, when rows are whole registers.
+// between. Otherwise K and V are read as they are stored, when they are floats and rows are whole registers.
 #include "attention/flash_attn.h"
 #include "simd/units.h"
 
-enum { DIRECT = 2, SUMS = 8, AHEAD = 16 }; // query rows that read K and V as stored; sums at a time; rows to prefetch
+enum { SUMS = 8, AHEAD = 16 }; // at a time; rows to prefetch
 
 typedef struct rows { // of a block
   const char *data;
@@ -126,9 +126,9 @@ static int way_of(const tile *t) { return t->n == 1 ? 0 : t->n == 2 ? 1 : 2; }
 static int is_float(const pg_tensor *x) { return x->type == PG_F32 || x->type == PG_F16 || x->type == PG_BF16; }
 
 // The block's rows as stored, or as f32 in `buf`.
-static rows rows_of(const pg_tensor *x, const char *head, const block *b, int direct, float *buf, int64_t ld) {
+static rows rows_of(const pg_tensor *x, const char *head, const block *b, float *buf, int64_t ld) {
   const int64_t nb = x->nb[1], bytes = x->ne[0] / pg_block_size(x->type) * x->nb[0];
-  if (direct && is_float(x) && x->ne[0] == ld)
+  if (is_float(x) && x->ne[0] == ld)
     return (rows){head, b->keys, nb, x->type, head + (b->keys[0] + AHEAD) * nb, nb, bytes};
   PG_FN(attention_rows)(x, head, b, buf, ld);
   return (rows){(const char *)buf, NULL, ld * 4, PG_F32, head + (b->keys[0] + KEYS) * nb, nb, bytes};
@@ -151,7 +151,7 @@ static void few_scores(const attention *a, const tile *t, const scratch *w, cons
     for (int64_t c = 0; c < a->d; c++) w->q[r * a->dp + c] = tile_query(a, t, r)[c] * a->scale;
   for (int64_t j = blocks.first; j < blocks.last; j++) {
     const block *b = x->blocks + j;
-    const rows k = rows_of(a->k, head, b, t->n <= DIRECT, w->kv, a->dp);
+    const rows k = rows_of(a->k, head, b, w->kv, a->dp);
     float *to = s + j * FEW * KEYS;
     ways_of(k.type)->dots[way_of(t)](to, w->q, a->dp, &k, b->n);
     block_bias(a, t, b, w, KEYS, 1);
@@ -203,8 +203,7 @@ static void few_values(const attention *a, const tile *t, const scratch *w, cons
   int ended = 1; // no group is under way
   for (int64_t j = 0; j < x->n_blocks; j++, s += FEW * KEYS) {
     const block *b = x->blocks + j;
-    const rows v =
-        a->transposed ? turned_of(a->v, head, b, w->kv, a->dvp) : rows_of(a->v, head, b, t->n <= DIRECT, w->kv, a->dvp);
+    const rows v = a->transposed ? turned_of(a->v, head, b, w->kv, a->dvp) : rows_of(a->v, head, b, w->kv, a->dvp);
     if (are_scores) few_weights(a, t, b, s, st->top);
     uint32_t rows;
     for (int i = 0, last; i < b->n; i = last) {
