@@ -42,16 +42,25 @@ def _n_rows(a: Array) -> int:
     return a.shape[0] * a.shape[1] * a.shape[2]
 
 
-def _ref(a: Array, b: Array) -> Array:
+def _others(a: Array) -> tuple[Array, Array, Array]:
+    """Where each row has its largest logit, the logits less that one, and the sum of exp of the other ones. These are
+    all of the loss when the model is sure; added to the 1 of the largest they would lose their digits."""
+    top: Array = np.equal(np.arange(a.shape[3]), a.argmax(axis=3, keepdims=True))
     x = a - a.max(axis=3, keepdims=True)
-    logs = x - np.log(np.exp(x).sum(axis=3, keepdims=True))
+    return top, x, np.where(top, x, np.exp(x)).sum(axis=3, keepdims=True)  # x there: 0, or NaN of infinite logits
+
+
+def _ref(a: Array, b: Array) -> Array:
+    _, x, others = _others(a)
+    logs = x - np.log1p(others)
     return -np.where(b == 0, 0.0, b * logs).sum(keepdims=True) / _n_rows(a)
 
 
 def _ref_back(a: Array, b: Array, c: Array) -> Array:
-    e = np.exp(b - b.max(axis=3, keepdims=True))
-    p = e / e.sum(axis=3, keepdims=True)
-    return (p * c.sum(axis=3, keepdims=True) - c) * (a.item() / _n_rows(b))
+    top, x, others = _others(b)
+    of_others = np.where(top, 0.0, c).sum(axis=3, keepdims=True)  # labels
+    above = np.where(top, of_others - c * others, np.exp(x) * c.sum(axis=3, keepdims=True) - c * (1 + others))
+    return above / (1 + others) * (a.item() / _n_rows(b))
 
 
 def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:
