@@ -2,54 +2,49 @@
 #include "simd/rows.h"
 #include "simd/vmath.h"
 
-enum {
-  PIECE = 64 * VF_N, // elements whose f32 sum is added to a double
-  FEW = 8 * VF_N,    // elements whose largest is found at a time
-};
+enum { PIECE = 64 * VF_N }; // elements whose f32 sum is added to a double
 
-// Sum of exp(x - top).
-static double exp_sum(const float *x, int64_t n, float top) {
-  double sum = 0;
-  int64_t i = 0;
-  while (i + VF_N <= n) {
-    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
-    vf part = vf_zero();
-    for (; i <= end; i += VF_N) part += vf_exp(vf_load(x + i) - vf_set1(top));
-    sum += vf_sum(part);
-  }
-  if (i < n) {
-    float tail[VF_N];
-    vf_store(tail, vf_set1(-INFINITY));
-    memcpy(tail, x + i, (size_t)(n - i) * sizeof(float));
-    sum += vf_sum(vf_exp(vf_load(tail) - vf_set1(top)));
-  }
-  return sum;
-}
-
-// The largest of a row's logits, its index, and the sum of exp(x - top) of the others. What exp gives the largest, 1,
-// is not added here: when the others are small, they are all of the loss, and a sum in f32 would lose them.
+// The largest of a row's logits, and the sum of exp(x - top) of the others. What exp gives the largest, 1, is not added
+// here: when the others are small, they are all of the loss, and a sum in f32 would lose them.
 typedef struct row_sum {
   float top;
-  int64_t at;
   double others;
 } row_sum;
 
 static row_sum sum_row(const float *x, int64_t n) {
-  row_sum r = {.top = -INFINITY};
-  int64_t first = 0; // of the elements among which the largest is
-  for (int64_t i = 0; i < n; i += FEW) {
-    const int64_t end = PG_MIN(n, i + FEW);
-    vf tops = vf_set1(-INFINITY);
-    int64_t k = i;
-    for (; k + VF_N <= end; k += VF_N) tops = vf_max(tops, vf_load(x + k));
-    float top = vf_hmax(tops);
-    for (; k < end; k++) top = PG_MAX(top, x[k]);
-    if (top > r.top) r.top = top, first = i;
+  const vf zero = vf_zero();
+  vf tops = vf_set1(-INFINITY);
+  int64_t i = 0;
+  for (; i + VF_N <= n; i += VF_N) tops = vf_max(tops, vf_load(x + i));
+  float top = vf_hmax(tops);
+  for (; i < n; i++) top = PG_MAX(top, x[i]);
+  double sum = 0, equal = 0; // `equal`: how many are the largest
+  for (i = 0; i + VF_N <= n;) {
+    const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
+    vf part = zero, of_top = zero;
+    for (; i <= end; i += VF_N) {
+      const vf less = vf_load(x + i) - vf_set1(top);
+      part += vf_if_lt(less, zero, vf_exp(less), less); // not less than 0: 0 or NaN
+      of_top += vf_if_lt(less, zero, zero, vf_set1(1.0f));
+    }
+    sum += vf_sum(part);
+    equal += vf_sum(of_top);
   }
-  for (r.at = first; r.at < n - 1 && x[r.at] != r.top;) r.at++;
-  r.others = exp_sum(x, r.at, r.top) + exp_sum(x + r.at + 1, n - r.at - 1, r.top);
-  r.others += x[r.at] - r.top; // 0, or NaN where the largest is infinite or NaN
-  return r;
+  for (; i < n; i++) {
+    const double less = (double)x[i] - top;
+    sum += less < 0 ? exp(less) : less;
+    equal += less < 0 ? 0 : 1;
+  }
+  return (row_sum){top, sum + (equal - 1)};
+}
+
+// The index of the largest of n logits.
+static int64_t index_of(const float *x, int64_t n, float top) {
+  const vf below = vf_set1(nextafterf(top, -INFINITY));
+  int64_t i = 0;
+  while (i + VF_N <= n && !vf_any_lt(below, vf_load(x + i))) i += VF_N;
+  while (i < n - 1 && x[i] != top) i++;
+  return i;
 }
 
 int64_t PG_FN(cross_entropy_loss_work)(const pg_task *t, int nth) {
@@ -95,9 +90,10 @@ int PG_FN(cross_entropy_loss_back_f32)(const pg_task *t, int ith, int nth) {
     const float *x = (const float *)pg_row_at(a, at.i1, at.i2, at.i3);
     const float *p = (const float *)pg_row_at(b, at.i1, at.i2, at.i3);
     const row_sum s = sum_row(x, n);
-    const double p_others = pg_sum_f32(p, s.at) + pg_sum_f32(p + s.at + 1, n - s.at - 1);
-    const float factor = (float)((p[s.at] + p_others) / (1 + s.others));
-    const double of_top = g_row * ((p_others - p[s.at] * s.others) / (1 + s.others)); // before p is written over
+    const int64_t k = index_of(x, n, s.top);
+    const double p_others = pg_sum_f32(p, k) + pg_sum_f32(p + k + 1, n - k - 1);
+    const float factor = (float)((p[k] + p_others) / (1 + s.others));
+    const double of_top = g_row * ((p_others - p[k] * s.others) / (1 + s.others)); // before p is written over
     int64_t i = 0;
     for (; i + VF_N <= n; i += VF_N) {
       const vf e = vf_exp(vf_load(x + i) - vf_set1(s.top));
@@ -110,7 +106,7 @@ int PG_FN(cross_entropy_loss_back_f32)(const pg_task *t, int ith, int nth) {
       vf_store(tail, vf_fma(e, vf_set1(factor), -vf_load_n(p + i, m)) * g);
       memcpy(y + i, tail, (size_t)m * sizeof(float));
     }
-    y[s.at] = (float)of_top; // the difference of two numbers of about 1 when the model is sure
+    y[k] = (float)of_top; // the difference of two numbers of about 1 when the model is sure
   }
   return PG_OK;
 }
@@ -171,7 +167,7 @@ int PG_FN(cross_entropy_ids_back_f32)(const pg_task *t, int ith, int nth) {
       continue;
     }
     const row_sum s = sum_row(x, n);
-    const double sum = 1 + s.others, p_less_1 = id == s.at ? -s.others / sum : exp((double)x[id] - s.top) / sum - 1;
+    const double sum = 1 + s.others, p_less_1 = x[id] == s.top ? -s.others / sum : exp((double)x[id] - s.top) / sum - 1;
     const float factor = (float)(g / sum);
     const float of_class = (float)(g * p_less_1);
     int64_t i = 0;

@@ -45,9 +45,10 @@ def _n_rows(a: Array) -> int:
 def _others(a: Array) -> tuple[Array, Array, Array]:
     """Where each row has its largest logit, the logits less that one, and the sum of exp of the other ones. These are
     all of the loss when the model is sure; added to the 1 of the largest they would lose their digits."""
-    top: Array = np.equal(np.arange(a.shape[3]), a.argmax(axis=3, keepdims=True))
-    x = a - a.max(axis=3, keepdims=True)
-    return top, x, np.where(top, x, np.exp(x)).sum(axis=3, keepdims=True)  # x there: 0, or NaN of infinite logits
+    top: Array = np.equal(a.argmax(axis=3, keepdims=True), list(range(a.shape[3])))
+    x: Array = a - a.max(axis=3, keepdims=True)
+    others: Array = np.where(top, x, np.exp(x))  # x at the top: 0, or NaN of infinite logits
+    return top, x, others.sum(axis=3, keepdims=True)
 
 
 def _ref(a: Array, b: Array) -> Array:
@@ -58,8 +59,8 @@ def _ref(a: Array, b: Array) -> Array:
 
 def _ref_back(a: Array, b: Array, c: Array) -> Array:
     top, x, others = _others(b)
-    of_others = np.where(top, 0.0, c).sum(axis=3, keepdims=True)  # labels
-    above = np.where(top, of_others - c * others, np.exp(x) * c.sum(axis=3, keepdims=True) - c * (1 + others))
+    of_others: Array = np.where(top, 0.0, c).sum(axis=3, keepdims=True)  # labels
+    above: Array = np.where(top, of_others - c * others, np.exp(x) * c.sum(axis=3, keepdims=True) - c * (1 + others))
     return above / (1 + others) * (a.item() / _n_rows(b))
 
 
