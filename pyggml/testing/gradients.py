@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 
@@ -183,8 +182,7 @@ def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) ->
     u = 2.0**-24
 
     def moved(a: Array) -> Array:
-        noise: Any = rng.standard_normal(a.shape)
-        return a * (1 + u * noise)
+        return a * (1 + u * rng.standard_normal(np.shape(a)))
 
     leafs = {t: source_array(t) for t in nodes.leafs if t.dtype.is_float or t.dtype.is_quantized}
     errors = [0.0]
