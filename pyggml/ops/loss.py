@@ -42,16 +42,26 @@ def _n_rows(a: Array) -> int:
     return a.shape[0] * a.shape[1] * a.shape[2]
 
 
+def _others(a: Array) -> tuple[Array, Array, Array]:
+    """Where each row has its largest logit, the logits less that one, and the sum of exp of the other ones. These are
+    all of the loss when the model is sure; added to the 1 of the largest they would lose their digits."""
+    top: Array = np.equal(a.argmax(axis=3, keepdims=True), list(range(a.shape[3])))
+    x: Array = a - a.max(axis=3, keepdims=True)
+    others: Array = np.where(top, x, np.exp(x))  # x at the top: 0, or NaN of infinite logits
+    return top, x, others.sum(axis=3, keepdims=True)
+
+
 def _ref(a: Array, b: Array) -> Array:
-    x = a - a.max(axis=3, keepdims=True)
-    logs = x - np.log(np.exp(x).sum(axis=3, keepdims=True))
+    _, x, others = _others(a)
+    logs = x - np.log1p(others)
     return -np.where(b == 0, 0.0, b * logs).sum(keepdims=True) / _n_rows(a)
 
 
 def _ref_back(a: Array, b: Array, c: Array) -> Array:
-    e = np.exp(b - b.max(axis=3, keepdims=True))
-    p = e / e.sum(axis=3, keepdims=True)
-    return (p * c.sum(axis=3, keepdims=True) - c) * (a.item() / _n_rows(b))
+    top, x, others = _others(b)
+    of_others: Array = np.where(top, 0.0, c).sum(axis=3, keepdims=True)  # labels
+    above: Array = np.where(top, of_others - c * others, np.exp(x) * c.sum(axis=3, keepdims=True) - c * (1 + others))
+    return above / (1 + others) * (a.item() / _n_rows(b))
 
 
 def _grad(node: Tensor, gy: Tensor) -> Sequence[Gradient]:

@@ -3,7 +3,7 @@ what the CPU computes of them against float64."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -23,15 +23,20 @@ from .search import Cases, cases_for, search
 _STEP = 1e-5  # of central differences, in float64: errors of some 1e-10
 _LARGEST = 50.0  # numbers beyond are replaced, so that no element is all of a sum
 _DIRECTIONS = 2
+_MOVES = 8  # a gradient may be one number, which a single move hardly changes by chance
 _RELATIVE = 1e-6  # of the sum of absolute terms: one term of a million would show
 _POSITIVE = ("log", "sqrt")  # ops whose sources are
 
 
 class Exact:
     """Computes nodes by their references in float64 throughout: nothing is rounded to the types of tensors. `given`
-    holds elements of leafs; other leafs have the values of their memory."""
+    holds elements of leafs; other leafs have the values of their memory. Results of floats are passed through
+    `moved`."""
 
-    def __init__(self, given: Mapping[Tensor, Array] | None = None) -> None:
+    def __init__(
+        self, given: Mapping[Tensor, Array] | None = None, moved: Callable[[Array], Array] | None = None
+    ) -> None:
+        self._moved = moved
         self._memory: dict[Tensor, Array] = {t: np.array(a).reshape(-1) for t, a in (given or {}).items()}
 
     def compute(self, nodes: Sequence[Tensor]) -> None:
@@ -44,7 +49,8 @@ class Exact:
                 into = (t, *[t.src[i] for i in op.changes])
                 for s, a in zip(into, values if op.changes else (values,), strict=True):
                     assert s is not None
-                    self[s][...] = np.reshape(a, s.ne[::-1])
+                    a = np.reshape(a, s.ne[::-1])
+                    self[s][...] = a if self._moved is None or not s.dtype.is_float else self._moved(a)
 
     def __getitem__(self, t: Tensor) -> Array:
         """The elements of a tensor, [ne3, ne2, ne1, ne0]: a view of its memory."""
@@ -167,19 +173,23 @@ def _check_direction(
 
 def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) -> None:
     """Compare what the CPU computes with float64. Its error may be some times that of the reference backend, which
-    rounds every node, and some times what changes when all operands change by a rounding."""
+    rounds every node, and some times what changes when all operands change by a rounding: leafs, and each node on its
+    own, so that terms which cancel exactly show their size."""
     gy.set(rng.standard_normal(gy.shape))
     exact = Exact()
     exact.compute(nodes.nodes)
     want = exact[g]
     u = 2.0**-24
-    moved: dict[Tensor, Array] = {}
-    for t in nodes.leafs:
-        if t.dtype.is_float or t.dtype.is_quantized:
-            moved[t] = source_array(t) * (1 + u * rng.standard_normal(t.ne[::-1]))
-    near = Exact(moved)
-    near.compute(nodes.nodes)
-    errors = [float(np.sum((near[g] - want) ** 2))]
+
+    def moved(a: Array) -> Array:
+        return a * (1 + u * rng.standard_normal(np.shape(a)))
+
+    leafs = {t: source_array(t) for t in nodes.leafs if t.dtype.is_float or t.dtype.is_quantized}
+    errors = [0.0]
+    for _ in range(_MOVES):
+        near = Exact({t: moved(a) for t, a in leafs.items()}, moved)
+        near.compute(nodes.nodes)
+        errors[0] += float(np.sum((near[g] - want) ** 2)) / _MOVES
     before = {t: np.array(t.raw()) for t in nodes.leafs}
     for backends in (["ref"], ["cpu", "ref"]):
         Scheduler(backends).compute(nodes)

@@ -33,6 +33,7 @@ from .cells import see
 GUARD = 1024  # bytes
 BEYOND = 1 << 16  # bytes beside scratch memory, where a thread's part lies behind another's
 FILL = 0x7F  # fills guard bytes: huge as F32 and BF16, NaN as F16, so that it shows when someone reads them
+_LEAST = 2.0**-126  # half of the smallest number of F32, times 2^24; see `nmse`
 Values = Callable[[np.random.Generator, tuple[int, ...]], Array]
 Outcome = tuple[Array, bytes]  # elements, and as they are stored
 
@@ -158,12 +159,16 @@ def _at(got: Array, want: Array, wrong: Array) -> str:
 
 def nmse(got: Array, want: Array) -> float:
     """Squared error over squared reference, where both are finite. Raises Mismatch when NaN or infinities are in other
-    places."""
+    places.
+
+    Errors of less than `_LEAST` do not count: F32 cannot tell numbers below its smallest one, and kernels multiply what
+    they have rounded there (`silu(-100)` is -100 times 4e-44) by operands of less than 2^24.
+    """
     got, want = got.astype(np.float64), want.astype(np.float64)
     check_places(got, want)
     finite = np.isfinite(want)
     power = float(np.sum(want[finite] ** 2))
-    error = float(np.sum((got[finite] - want[finite]) ** 2))
+    error = float(np.sum(np.maximum(np.abs(got[finite] - want[finite]) - _LEAST, 0) ** 2))
     return error / power if power else error
 
 

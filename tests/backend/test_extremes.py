@@ -77,7 +77,9 @@ def test_parameters(op: str) -> None:
             with pytest.raises(gg.BackendError):
                 list(at_levels(t, [], 1))
             return
-        if all(type(node.op_params[name]) is int for name in names) and want.dtype.kind == "f":
+        # Other parameters may be such that no digit of the result can be told: angles of 1e40 turns.
+        whole = all(type(node.op_params[name]) is int and type(x) is int for name, x in changed.items())
+        if whole and want.dtype.kind == "f":
             assert nmse(got, want) <= max(case.nmse, 1e-5)
 
     check()
@@ -127,11 +129,12 @@ def test_beyond_int() -> None:
 
 
 # Gradients of recurrences and attention take products in another order than their references: NaN reaches other
-# elements. An infinite gradient of a loss times a difference of 0 in F32 is NaN; the reference's is infinite.
+# elements. An infinite factor times a probability that is 0 in F32 is NaN; the reference's is infinite.
 ELSEWHERE = {
     "cross_entropy_loss_back", "flash_attn_ext_back", "gated_delta_net_back", "gated_linear_attn_back",
     "rwkv_wkv6_back", "rwkv_wkv7_back", "ssm_conv_back", "ssm_scan_back",
 }  # fmt: skip
+AS_IS = {"cross_entropy_ids_back": 0}  # a source that stays as it is: the factor of those probabilities
 
 
 @pytest.mark.parametrize(("op", "levels"), ON_ALL_LEVELS)
@@ -141,7 +144,7 @@ def test_nan_and_infinities(op: str, levels: list[str]) -> None:
     @few
     @given(STRATEGIES[op], st.sampled_from(SPECIAL), st.sampled_from([7, 50, 1000]), st.integers(1, 2))
     def check(case: Case, special: list[float], one_of: int, n_threads: int) -> None:
-        srcs = tuple(planted(s, special, one_of) for s in case.srcs)
+        srcs = tuple(s if i == AS_IS.get(op) else planted(s, special, one_of) for i, s in enumerate(case.srcs))
         if srcs == case.srcs:
             return
         for (got, _), (want, _) in at_levels(record_case(replace(case, srcs=srcs)), levels, n_threads):

@@ -25,12 +25,12 @@ def late_keys_hidden(rng: np.random.Generator, shape: tuple[int, ...]) -> np.nda
     return np.where(np.arange(shape[3]) <= shape[3] // 3, np.zeros(shape), -np.inf)
 
 
-def unset_after(last: int) -> Values:
-    """Rows after `last` hold NaN, as unset memory may."""
+def unset_after(last: int, axis: int) -> Values:
+    """Keys after `last` hold NaN, as unset memory may. `axis`: that of keys in the stored NumPy shape."""
 
     def values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         x = mild(rng, shape)
-        x[:, :, last + 1 :] = np.nan
+        np.moveaxis(x, axis, 0)[last + 1 :] = np.nan
         return x
 
     return values
@@ -68,7 +68,7 @@ def flash_attn_cases(
     if mask_type is not None:
         values = draw(st.sampled_from([causal, causal, distances, gaussian, hidden_rows, late_keys_hidden]))
         if values is late_keys_hidden and not type_k.is_quantized and not type_v.is_quantized:
-            values_kv = unset_after(n_kv // 3)
+            values_kv = unset_after(n_kv // 3, 2 if cache is None else 1)
         m2, m3 = draw(st.sampled_from([1, 1, n_head_kv])), draw(st.sampled_from([1, n_batch]))
         mask = Src(mask_type, (n_kv, n_tokens + draw(st.sampled_from([0, 3])), m2, m3), None, 0, values)
         max_bias = draw(st.sampled_from([0.0, 0.0, 8.0]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import pyggml as gg
 
 from ..harness import Case, Src, gaussian
-from .softmax import ROWS, mild
+from .softmax import ROWS, mild, of_signs
 
 SEEDS = st.integers(0, 99)
 
@@ -24,11 +24,18 @@ def labels(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return p / p.sum(axis=3, keepdims=True)
 
 
+def sure(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Logits of which one is far above the others: beside its probability, the others are less than a rounding."""
+    x = mild(rng, shape)
+    np.put_along_axis(x, rng.integers(0, shape[3], (*shape[:3], 1)), rng.choice([20.0, 30.0, 60.0]), 3)
+    return x
+
+
 @st.composite
 def logits_and_labels(draw: st.DrawFn) -> tuple[Src, Src]:
     ne = (draw(ROWS), *(draw(st.integers(1, 5 if i == 0 else 2)) for i in range(3)))
     layouts = st.sampled_from([(None, 0), (None, 3), ((0, 2, 1, 3), 0)])
-    logits = draw(st.sampled_from([mild, gaussian]))
+    logits = draw(st.sampled_from([mild, gaussian, sure]))
     return Src(gg.F32, ne, *draw(layouts), logits), Src(gg.F32, ne, *draw(layouts), labels)
 
 
@@ -79,7 +86,7 @@ def hyperparameters(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndar
 @st.composite
 def adamw_cases(draw: st.DrawFn) -> Case:
     ne = (draw(ROWS), *(draw(st.integers(1, 3)) for _ in range(3)))
-    a, grad, m = (Src(gg.F32, ne, None, 0, mild) for _ in range(3))
+    a, grad, m = (Src(gg.F32, ne, None, 0, of_signs(mild, first)) for first in (-1, 1, 1))
     params = Src(gg.F32, (7,), None, 0, hyperparameters)
     return Case((a, grad, m, Src(gg.F32, ne, None, 0, squares), params), gg.opt_step_adamw, 1e-13, draw(SEEDS))
 
@@ -104,7 +111,8 @@ def adamw8_cases(draw: st.DrawFn) -> Case:
 def sgd_cases(draw: st.DrawFn) -> Case:
     ne = (draw(ROWS), *(draw(st.integers(1, 3)) for _ in range(3)))
     params = Src(gg.F32, (2,), None, 0, lambda rng, shape: rng.uniform(0, 0.1, shape))
-    return Case((Src(gg.F32, ne), Src(gg.F32, ne), params), gg.opt_step_sgd, 1e-13, draw(SEEDS))
+    a, grad = (Src(gg.F32, ne, None, 0, of_signs(gaussian, first)) for first in (-1, 1))
+    return Case((a, grad, params), gg.opt_step_sgd, 1e-13, draw(SEEDS))
 
 
 STRATEGIES = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pyggml.errors import ModelError
@@ -60,6 +60,7 @@ COMPLETE = {"gpt2": bpe(), "rwkv": rwkv(), "plamo2": plamo2()}
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(max_size=40) | st.text("abc <>tol\n\u0300日", max_size=40), kind=st.sampled_from(sorted(COMPLETE)))
 def test_any_text_comes_back(text: str, kind: str) -> None:
+    assume(kind != "rwkv" or "<s>" not in text)  # it matches the texts of all tokens; a control token has no bytes
     vocab, text = COMPLETE[kind], text.removeprefix("\ufeff")
     ids = vocab.tokenize(text, add_special=False)
     assert b"".join(map(vocab.token_to_piece, ids)) == text.encode()
@@ -70,6 +71,7 @@ def test_any_text_comes_back(text: str, kind: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=30), kind=st.sampled_from(sorted(COMPLETE)))
 def test_any_bytes_come_back(data: bytes, kind: str) -> None:
+    assume(kind != "rwkv" or b"<s>" not in data)
     vocab = COMPLETE[kind]
     ids = vocab.tokenize(data.removeprefix(b"\xef\xbb\xbf"), add_special=False)
     assert b"".join(map(vocab.token_to_piece, ids)) == data.removeprefix(b"\xef\xbb\xbf")
