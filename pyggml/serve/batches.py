@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -48,6 +48,7 @@ class Batches:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
+        self._looked_at: list[str] = []  # files of batches that are about to begin
         self._unwritten: dict[str, Object] = {}  # batches that have ended, for which the disk had no room so far
 
     def routes(self) -> list[BaseRoute]:
@@ -110,6 +111,8 @@ class Batches:
 
     def _is_needed(self, id: str, *roles: str) -> bool:
         """Whether a batch that is under way has a file in one of these roles."""
+        if "input_file_id" in roles and id in self._looked_at:
+            return True
         return any(b["status"] in _OPEN and id in map(b.get, roles) for b in self._objects("batch"))
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
@@ -151,22 +154,30 @@ class Batches:
             "output_file_id": None,
             "error_file_id": None,
         }
-        with _faults_named():
-            lines, wrong = await run_in_threadpool(_requests, self._data(source), endpoint)
-            batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
-            if wrong:
-                return Json(self._put(_failed(batch, wrong)))
-            batch |= {"status": "in_progress", "in_progress_at": now()}
-            try:
-                for role, name in zip(_GROW, ("output", "error"), strict=True):
-                    batch[role] = self._new_file(f"{batch['id']}_{name}.jsonl", "batch_output", b"")["id"]
-                self._put(batch)
-            except BaseException:  # no batch would have these files
-                for id in filter(None, map(batch.get, _GROW)):
-                    self._remove(id)
-                raise
-            self._start(batch)
-        return Json(batch)
+        self._looked_at.append(source)
+        try:
+            with _faults_named():
+                return Json(await self._begun(batch))
+        finally:
+            self._looked_at.remove(source)
+
+    async def _begun(self, batch: Object) -> Object:
+        """Begin a batch; one whose lines are wrong has failed."""
+        lines, wrong = await run_in_threadpool(_requests, self._data(batch["input_file_id"]), batch["endpoint"])
+        batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
+        if wrong:
+            return self._put(_failed(batch, wrong))
+        batch |= {"status": "in_progress", "in_progress_at": now()}
+        try:
+            for role, name in zip(_GROW, ("output", "error"), strict=True):
+                batch[role] = self._new_file(f"{batch['id']}_{name}.jsonl", "batch_output", b"")["id"]
+            self._put(batch)
+        except BaseException:  # no batch would have these files
+            for id in filter(None, map(batch.get, _GROW)):
+                self._remove(id)
+            raise
+        self._start(batch)
+        return batch
 
     async def _batch(self, request: Request) -> Response:
         """GET /v1/batches/{id}."""
@@ -298,18 +309,26 @@ class Batches:
 
     def _object(self, request: Request, kind: str) -> Object:
         id = request.path_params["id"]
-        if not _ID.fullmatch(id) or not id.startswith(kind) or not self._about(id).is_file():
-            raise HTTPError(404, f"there is no {kind} {id!r:.60}")
         self._write_ended()
-        return self._read(id)
+        value = self._read(id) if _ID.fullmatch(id) and id.startswith(kind) and self._about(id).is_file() else None
+        if value is None:
+            raise HTTPError(404, f"there is no {kind} {id!r:.60}")
+        return value
 
-    def _read(self, id: str) -> Object:
-        return self._unwritten.get(id) or json.loads(self._about(id).read_bytes())
+    def _read(self, id: str) -> Object | None:
+        """What is written down under this name; None when that is not of this server."""
+        if id in self._unwritten:
+            return self._unwritten[id]
+        try:
+            value: Any = json.loads(self._about(id).read_bytes())
+            return value if value["id"] == id and value["object"] == id.partition("-")[0] else None
+        except (ValueError, TypeError, LookupError, RecursionError):
+            return None
 
     def _objects(self, kind: str) -> Iterator[Object]:
         self._write_ended()
-        found = [self._read(p.stem) for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
-        yield from sorted(found, key=lambda o: -o["created_at"])
+        names = [p.stem for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
+        yield from sorted(filter(None, map(self._read, names)), key=lambda o: -o["created_at"])
 
 
 @contextmanager
@@ -329,9 +348,10 @@ def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
     parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
     if "file" not in parts or "purpose" not in parts:
         raise HTTPError(400, "a form with a file and its purpose is wanted")
-    data = cast("bytes", parts["file"].get_payload(decode=True) or b"")
-    purpose = cast("bytes", parts["purpose"].get_payload(decode=True) or b"").decode("utf-8", "replace")
-    return parts["file"].get_filename() or "file", purpose, data
+    data, purpose = (parts[name].get_payload(decode=True) for name in ("file", "purpose"))
+    if not isinstance(data, bytes) or not isinstance(purpose, bytes):  # a form in a form
+        raise HTTPError(400, "file and purpose must be bytes, not forms of their own")
+    return parts["file"].get_filename() or "file", purpose.decode("utf-8", "replace"), data
 
 
 def _requests(path: Path, endpoint: str) -> tuple[list[Object], list[Object]]:

@@ -109,6 +109,41 @@ def test_what_is_wrong(client: TestClient) -> None:
         ServeOptions(batches_dir="/no/such/folder")
 
 
+def test_a_form_in_a_form(client: TestClient) -> None:
+    of_purpose = b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    of_file = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\ncontent-type: multipart/mixed; '
+    body = of_purpose + of_file + b"boundary=y\r\n\r\n--y\r\n\r\n{}\r\n--y--\r\n\r\n--x--\r\n"
+    r = client.post("/v1/files", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+    assert r.status_code == 400 and "forms of their own" in r.text
+
+
+OF_OTHERS = ["", "{", "[]", "5", "{}", '{"id": 1}', "[" * 100_000, '{"id": "batch-0", "object": "batch"}']
+
+
+@pytest.mark.parametrize("text", OF_OTHERS)
+def test_what_others_left_in_the_folder(tales: gg.Model, tmp_path: Path, text: str) -> None:
+    for kind in ("file", "batch"):
+        (tmp_path / f"{kind}-{'0' * 32}.json").write_text(text)
+    with TestClient(app(tales, tmp_path)) as client:
+        assert client.get("/v1/batches").json()["data"] == client.get("/v1/files").json()["data"] == []
+        assert client.get(f"/v1/batches/batch-{'0' * 32}").status_code == 404
+        assert ended(client, begun(client, requests(1))["id"])["status"] == "completed"
+
+
+def test_a_file_stays_while_its_batch_begins(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, answer, file = batches._requests, list[Any](), upload(client, requests(2))
+
+    def deleted_meanwhile(*args: Any) -> Any:
+        answer.append(client.delete(f"/v1/files/{file}"))
+        return read(*args)
+
+    monkeypatch.setattr(batches, "_requests", deleted_meanwhile)
+    batch = client.post("/v1/batches", json={"input_file_id": file, "endpoint": URL}).json()
+    assert answer[0].status_code == 400 and "needed by a batch" in answer[0].text
+    assert ended(client, batch["id"])["request_counts"]["completed"] == 2
+    assert client.delete(f"/v1/files/{file}").json()["deleted"]
+
+
 def test_cancelled(client: TestClient) -> None:
     batch = begun(client, requests(40, max_tokens=60, ignore_eos=True))
     got = client.post(f"/v1/batches/{batch['id']}/cancel").json()
