@@ -14,8 +14,8 @@ enum { APART = 4 }; // tokens of a tile are apart when together they see so many
 
 static attention attn_unpack(attention a) {
   a = attn_sizes(a);
-  // Two tiles of FEW rows read K and V as they are stored, in less time than one whose lanes are half empty takes (0.5
-  // to 0.7 of it); a transposed V would be turned for each.
+  // FEW rows read K and V as they are stored: two such tiles take 0.5 to 0.7 of the time of one larger tile. That does
+  // not hold for a transposed V, which would be turned for each of the two.
   a.tile = a.n_rows <= (a.transposed ? 1 : 2) * FEW ? FEW : a.n_rows <= VF_N ? VF_N : TILE;
   a.n_units = (a.n_rows + a.tile - 1) / a.tile * a.k->ne[2] * a.k->ne[3];
   return a;

@@ -1,10 +1,10 @@
-// Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V. A transposed V is
-// turned block by block: along its rows, the order of the sum would depend on the number of lanes and on the keys
-// between. Otherwise K and V are read as they are stored, when they are floats and rows are whole registers.
+// Attention of at most FEW query rows: dot products along the rows of K, sums of the rows of V. K and V are read as
+// they are stored, when they are floats and their rows are whole registers. A transposed V is turned block by block:
+// along its rows, the order of the sum would depend on the number of lanes and on the keys between.
 #include "attention/flash_attn.h"
 #include "simd/units.h"
 
-enum { SUMS = 8, AHEAD = 16 }; // at a time; rows to prefetch
+enum { SUMS = 8, AHEAD = 16 }; // sums at a time; rows to prefetch
 
 typedef struct rows { // of a block
   const char *data;

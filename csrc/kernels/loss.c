@@ -21,14 +21,14 @@ static row_sum sum_row(const float *x, int64_t n) {
   double sum = 0, equal = 0; // `equal`: how many are the largest
   for (i = 0; i + VF_N <= n;) {
     const int64_t end = PG_MIN(n - VF_N, i + PIECE - VF_N);
-    vf part = zero, of_top = zero;
+    vf part = zero, part_equal = zero;
     for (; i <= end; i += VF_N) {
       const vf less = vf_load(x + i) - vf_set1(top);
       part += vf_if_lt(less, zero, vf_exp(less), less); // not less than 0: 0 or NaN
-      of_top += vf_if_lt(less, zero, zero, vf_set1(1.0f));
+      part_equal += vf_if_lt(less, zero, zero, vf_set1(1.0f));
     }
     sum += vf_sum(part);
-    equal += vf_sum(of_top);
+    equal += vf_sum(part_equal);
   }
   for (; i < n; i++) {
     const double less = (double)x[i] - top;

@@ -48,7 +48,7 @@ class Batches:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
-        self._looked_at: list[str] = []  # files of batches that are about to begin
+        self._beginning: list[Object] = []  # batches whose files are being read or made
         self._unwritten: dict[str, Object] = {}  # batches that have ended, for which the disk had no room so far
 
     def routes(self) -> list[BaseRoute]:
@@ -111,9 +111,8 @@ class Batches:
 
     def _is_needed(self, id: str, *roles: str) -> bool:
         """Whether a batch that is under way has a file in one of these roles."""
-        if "input_file_id" in roles and id in self._looked_at:
-            return True
-        return any(b["status"] in _OPEN and id in map(b.get, roles) for b in self._objects("batch"))
+        under_way = [*self._beginning, *(b for b in self._objects("batch") if b["status"] in _OPEN)]
+        return any(id in map(b.get, roles) for b in under_way)
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
         id = new_id("file")
@@ -154,12 +153,12 @@ class Batches:
             "output_file_id": None,
             "error_file_id": None,
         }
-        self._looked_at.append(source)
+        self._beginning.append(batch)
         try:
             with _faults_named():
                 return Json(await self._begun(batch))
         finally:
-            self._looked_at.remove(source)
+            self._beginning.remove(batch)
 
     async def _begun(self, batch: Object) -> Object:
         """Begin a batch; one whose lines are wrong has failed."""
@@ -275,8 +274,7 @@ class Batches:
     def _put_lengths(self, batch: Object) -> None:
         """Write down how long the files of answers are."""
         for id in map(str, map(batch.get, _GROW)):
-            if self._about(id).is_file():  # else it was deleted
-                file = json.loads(self._about(id).read_bytes())
+            if (file := self._read(id)) is not None:  # else it was deleted
                 self._put({**file, "bytes": self._data(id).stat().st_size})
 
     async def _ended(self, batch: Object) -> Object:
@@ -310,15 +308,17 @@ class Batches:
     def _object(self, request: Request, kind: str) -> Object:
         id = request.path_params["id"]
         self._write_ended()
-        value = self._read(id) if _ID.fullmatch(id) and id.startswith(kind) and self._about(id).is_file() else None
+        value = self._read(id) if _ID.fullmatch(id) and id.startswith(kind) else None
         if value is None:
             raise HTTPError(404, f"there is no {kind} {id!r:.60}")
         return value
 
     def _read(self, id: str) -> Object | None:
-        """What is written down under this name; None when that is not of this server."""
+        """The file or batch of this name; None when there is none, or what stands there is not a server's."""
         if id in self._unwritten:
             return self._unwritten[id]
+        if not self._about(id).is_file():
+            return None
         try:
             value: Any = json.loads(self._about(id).read_bytes())
             return value if value["id"] == id and value["object"] == id.partition("-")[0] else None

@@ -23,15 +23,15 @@ from .search import Cases, cases_for, search
 _STEP = 1e-5  # of central differences, in float64: errors of some 1e-10
 _LARGEST = 50.0  # numbers beyond are replaced, so that no element is all of a sum
 _DIRECTIONS = 2
-_MOVES = 8  # a gradient may be one number, which a single move hardly changes by chance
+_MOVES = 8  # of which the mean counts: by chance, a single move may hardly change a gradient of one number
 _RELATIVE = 1e-6  # of the sum of absolute terms: one term of a million would show
 _POSITIVE = ("log", "sqrt")  # ops whose sources are
 
 
 class Exact:
     """Computes nodes by their references in float64 throughout: nothing is rounded to the types of tensors. `given`
-    holds elements of leafs; other leafs have the values of their memory. Results of floats are passed through
-    `moved`."""
+    holds elements of leafs; other leafs have the values of their memory. `moved` changes the floats that a
+    node gives, before others read them."""
 
     def __init__(
         self, given: Mapping[Tensor, Array] | None = None, moved: Callable[[Array], Array] | None = None
@@ -172,9 +172,10 @@ def _check_direction(
 
 
 def _check_cpu(nodes: Graph, g: Tensor, gy: Tensor, rng: np.random.Generator) -> None:
-    """Compare what the CPU computes with float64. Its error may be some times that of the reference backend, which
-    rounds every node, and some times what changes when all operands change by a rounding: leafs, and each node on its
-    own, so that terms which cancel exactly show their size."""
+    """Compare what the CPU computes with float64. The squared error may be 100 times that of the reference backend,
+    which rounds every node. Where it is larger, the gradient is computed again with every leaf and every result of a
+    node moved by a rounding, and 100 times the square of what that changes is allowed, too: terms that cancel exactly
+    show their size so."""
     gy.set(rng.standard_normal(gy.shape))
     exact = Exact()
     exact.compute(nodes.nodes)

@@ -85,7 +85,7 @@ def change_bytes(rng: np.random.Generator, data: bytes, words: tuple[bytes, ...]
 
 
 def repeat_part(rng: np.random.Generator, data: bytes) -> bytes:
-    """A part of the input stands there so often that it is 16 to 64 KB: what takes more time than its length allows."""
+    """A part of the input repeated until there are 16 to 64 KB of it: some parsers take too long for such an input."""
     at = int(rng.integers(len(data) + 1))
     part = data[at : at + int(rng.choice([1, 2, 3, 5, 8, 16, 40, 100]))] or b" "
     return data[:at] + part * ((1 << int(rng.integers(14, 17))) // len(part)) + data[at:]
