@@ -10,12 +10,14 @@ line by line:
   were recorded in (`check_graph`); or in which a node reads what a store has overwritten before, and the store is
   missing: a store into a leaf that is in no graph at all, a store into a node that is not in this graph.
 
-A store that nobody holds, and that is in no graph, never runs. It does not count.
+A store that nobody holds, and that is in no graph, never runs. It does not count. Nor does one that another thread has
+recorded: it stands in no line of this thread's program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
+from threading import get_ident
 from typing import NamedTuple
 from weakref import ref
 
@@ -45,7 +47,7 @@ def note_store(t: Tensor) -> None:
     older = root.stores
     while older is not None and _settled(root, older[0]()):
         older = older[1]
-    root.stores = ref(t), older
+    root.stores = ref(t), older, get_ident()
 
 
 def note_built(t: Tensor) -> None:
@@ -61,11 +63,12 @@ def _settled(root: Tensor, store: Tensor | None) -> bool:
 
 
 def _stores(root: Tensor) -> Iterator[Tensor]:
-    """The stores into `root` that still count, the latest first."""
-    entry = root.stores
+    """The stores into `root` that still count for this thread, the latest first."""
+    entry, here = root.stores, get_ident()
     while entry is not None:
-        store, entry = entry[0](), entry[1]
-        if store is not None and not _settled(root, store):
+        made, entry, thread = entry
+        store = made()
+        if store is not None and thread == here and not _settled(root, store):
             yield store
 
 

@@ -109,7 +109,7 @@ def rank_of(ne: Ne) -> int:
     return 4 if ne[3] != 1 else 3 if ne[2] != 1 else 2 if ne[1] != 1 else 1
 
 
-Stores: TypeAlias = "tuple[ref[Tensor], Stores | None]"
+Stores: TypeAlias = "tuple[ref[Tensor], Stores | None, int]"  # a store, older ones, the thread that recorded it
 
 
 class Tensor(Operand):

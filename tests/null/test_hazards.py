@@ -374,6 +374,17 @@ def test_threads_that_write_one_leaf() -> None:
     assert errors == [] and gg.eval(x + 1).tolist() == [1] * 4
 
 
+def test_a_store_that_another_thread_has_recorded() -> None:
+    """It stands in no line of this program, and has not run: what this program reads is what it has stored itself."""
+    x, late = leaf(0), list[Tensor]()
+    stored = gg.cpy(leaf(1), x)
+    thread = threading.Thread(target=lambda: late.append(gg.cpy(leaf(2), x)))
+    thread.start()
+    thread.join()
+    assert gg.eval(stored).tolist() == [1] and gg.eval(x * 3).tolist() == [3]
+    assert gg.eval(*late).tolist() == [2] and gg.eval(x * 3).tolist() == [6]
+
+
 def test_a_model_goes_on_when_building_its_graph_was_interrupted(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store into the cache was recorded, and never built; the traceback keeps it."""
     ctx = gg.load_model(tiny).new_context(64)
