@@ -1,8 +1,9 @@
 """/v1/files and /v1/batches: files of requests that are answered when there is time, in the shape of OpenAI's API.
 
 Files, batches and answers are files of one folder, so that a server that was ended goes on with what is left. A request
-of a batch is answered by the endpoint that it names, a few at a time beside the requests of clients. Long files are
-read and written in threads, so that these clients do not wait for them.
+of a batch is answered by the endpoint that it names, a few at a time beside the requests of clients. So that these
+clients do not wait for a disk, files are read and written in threads; how far a batch has come is kept in memory, and
+counted again in the files of its answers by the next server.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
         self._beginning: list[Object] = []  # batches whose files are being read or made
-        self._unwritten: dict[str, Object] = {}  # batches that have ended, for which the disk had no room so far
+        self._newer: dict[str, Object] = {}  # batches of which the folder knows less: they run, or the disk was full
 
     def routes(self) -> list[BaseRoute]:
         """The paths."""
@@ -85,7 +86,7 @@ class Batches:
     async def _files(self, request: Request) -> Response:
         """GET /v1/files; POST: a form with a file, and its purpose."""
         if request.method == "GET":
-            return Json({"object": "list", "data": list(self._objects("file")), "has_more": False})
+            return Json(await self._list("file"))
         body = await body_of(request, self._timeout, limits.BATCH_BYTES, paced=False)
         kind = request.headers.get("content-type", "")
         async with self._one_form:
@@ -111,7 +112,7 @@ class Batches:
 
     def _is_needed(self, id: str, *roles: str) -> bool:
         """Whether a batch that is under way has a file in one of these roles."""
-        under_way = [*self._beginning, *(b for b in self._objects("batch") if b["status"] in _OPEN)]
+        under_way = [*self._beginning, *(b for b in self._newer.values() if b["status"] in _OPEN)]
         return any(id in map(b.get, roles) for b in under_way)
 
     def _new_file(self, name: str, purpose: str, data: bytes) -> Object:
@@ -134,7 +135,7 @@ class Batches:
     async def _batches(self, request: Request) -> Response:
         """GET /v1/batches; POST: begin one."""
         if request.method == "GET":
-            return Json({"object": "list", "data": list(self._objects("batch")), "has_more": False})
+            return Json(await self._list("batch"))
         asked = await json_object(request, self._timeout)
         endpoint, source = asked.get("endpoint"), asked.get("input_file_id")
         if endpoint not in ENDPOINTS:
@@ -165,8 +166,14 @@ class Batches:
         lines, wrong = await run_in_threadpool(_requests, self._data(batch["input_file_id"]), batch["endpoint"])
         batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
         if wrong:
-            return self._put(_failed(batch, wrong))
+            return await run_in_threadpool(self._put, _failed(batch, wrong))
         batch |= {"status": "in_progress", "in_progress_at": now()}
+        await run_in_threadpool(self._make_files, batch)
+        self._start(batch)
+        return batch
+
+    def _make_files(self, batch: Object) -> None:
+        """Make the files of a new batch."""
         try:
             for role, name in zip(_GROW, ("output", "error"), strict=True):
                 batch[role] = self._new_file(f"{batch['id']}_{name}.jsonl", "batch_output", b"")["id"]
@@ -175,8 +182,6 @@ class Batches:
             for id in filter(None, map(batch.get, _GROW)):
                 self._remove(id)
             raise
-        self._start(batch)
-        return batch
 
     async def _batch(self, request: Request) -> Response:
         """GET /v1/batches/{id}."""
@@ -195,6 +200,7 @@ class Batches:
         return Json(await self._ended({**batch, "status": "cancelled", "cancelled_at": now()}))
 
     def _start(self, batch: Object) -> None:
+        self._newer[batch["id"]] = batch
         task = asyncio.ensure_future(self._run(batch))
         self._tasks[batch["id"]] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch["id"], None))
@@ -204,7 +210,7 @@ class Batches:
         try:
             left = iter(await run_in_threadpool(self._left, batch))
             await self._count(batch)
-            self._put_lengths(batch)
+            await run_in_threadpool(self._put_lengths, batch)
             workers = [asyncio.ensure_future(self._work(batch, left)) for _ in range(self._n_parallel)]
             try:
                 await asyncio.gather(*workers)
@@ -231,7 +237,6 @@ class Batches:
             with open(path, "ab", 0) as f:
                 append(f.fileno(), dumps(answer) + b"\n", path)
             batch["request_counts"]["completed" if code == 200 else "failed"] += 1
-            self._put(batch)
 
     async def _asked(self, path: str, body: Object) -> tuple[int, Any]:
         """The status and the body of what the application answers."""
@@ -281,16 +286,18 @@ class Batches:
         """Write down that a batch has ended: now, or when there is room again on a disk that is full."""
         with suppress(OSError):
             await self._count(batch)
-        self._unwritten[batch["id"]] = batch
+        self._newer[batch["id"]] = batch
         self._write_ended()
         return batch
 
     def _write_ended(self) -> None:
-        for id, batch in tuple(self._unwritten.items()):
+        for id, batch in tuple(self._newer.items()):
+            if batch["status"] in _OPEN:
+                continue
             with suppress(OSError):
                 self._put_lengths(batch)
                 self._put(batch)
-                del self._unwritten[id]
+                del self._newer[id]
 
     # -- the folder -------------------------------------------------------------------------------------------------
 
@@ -315,8 +322,8 @@ class Batches:
 
     def _read(self, id: str) -> Object | None:
         """The file or batch of this name; None when there is none, or what stands there is not a server's."""
-        if id in self._unwritten:
-            return self._unwritten[id]
+        if (newer := self._newer.get(id)) is not None:
+            return newer
         if not self._about(id).is_file():
             return None
         try:
@@ -325,8 +332,12 @@ class Batches:
         except (ValueError, TypeError, LookupError, RecursionError):
             return None
 
-    def _objects(self, kind: str) -> Iterator[Object]:
+    async def _list(self, kind: str) -> Object:
         self._write_ended()
+        data = await run_in_threadpool(lambda: list(self._objects(kind)))
+        return {"object": "list", "data": data, "has_more": False}
+
+    def _objects(self, kind: str) -> Iterator[Object]:
         names = [p.stem for p in self._folder.glob(f"{kind}-*.json") if _ID.fullmatch(p.stem)]
         yield from sorted(filter(None, map(self._read, names)), key=lambda o: -o["created_at"])
 

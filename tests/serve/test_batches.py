@@ -254,9 +254,11 @@ def test_what_a_full_disk_leaves_of_an_upload(
 
 
 def test_clients_do_not_wait_for_long_files(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that clients make long are read and written in other threads than the one that all requests share."""
+    """Files that clients make long are read and written in other threads than the one that all requests share; that one
+    waits for the disk when a batch has ended, and not for each answer."""
     names: set[str] = set()
     shared: set[int] = set()
+    committed = list[int]()
 
     async def remember(self: Batches, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         shared.add(threading.get_ident())
@@ -276,10 +278,18 @@ def test_clients_do_not_wait_for_long_files(client: TestClient, monkeypatch: pyt
     monkeypatch.setattr(Batches, "_asked", remember)
     for name in ("_form", "_requests", "_whole_lines", "_n_lines"):
         monkeypatch.setattr(batches, name, watched(name))
+
+    def commit(self: Any) -> None:
+        committed.append(threading.get_ident())
+        commits(self)
+
+    commits = Batches._put.__globals__["AtomicFile"].commit
+    monkeypatch.setattr("pyggml.serve.batches.AtomicFile.commit", commit)
     batch = begun(client, requests(9, max_tokens=30, ignore_eos=True))
     client.get(f"/v1/files/{batch['output_file_id']}/content")
     ended(client, batch["id"])
     assert len(names) == 4 and shared and not shared & used
+    assert sum(thread in shared for thread in committed) == 3  # its files' lengths, and the batch
 
 
 def test_a_server_that_is_started_again_goes_on(
