@@ -8,9 +8,10 @@
 #define UNROLL _Pragma("GCC unroll 8")
 
 enum {
-  AHEAD = VF_N == 8 ? 8192 : 4096, // bytes of prefetch for rows in turn
-  BLOCK = 32,                      // elements of the block types below: an f16 scale, then the values
-  FLOATS = VF_N == 4 ? 4 : 1       // vectors of floats of a row at a time: short vectors come in pairs from one load
+  AHEAD = VF_N == 8 ? PG_AHEAD : 4096, // bytes of prefetch for rows in turn ...
+  CACHE = VF_N == 8 ? 2 : 3,           // ... and the hint: into AMD's L2 cache, Intel's L1 (docs/products.md)
+  BLOCK = 32,                          // elements of the block types below: an f16 scale, then the values
+  FLOATS = VF_N == 4 ? 4 : 1 // vectors of floats of a row at a time: short vectors come in pairs from one load
 };
 
 typedef float *const *out;
@@ -68,7 +69,7 @@ PG_INLINE void four_cuts(int type, int lanes, float *sums, rows a, cols b, int64
   int64_t i = 0, o = 0; // element, byte
   for (; i + 2 * VF_N <= n; i += 2 * VF_N, o += 2 * bytes) {
     UNROLL for (int r = 0; r < 4; r++) UNROLL for (int e = 0; e < 2 * bytes; e += 64) {
-      __builtin_prefetch(a[r] + o + AHEAD + e); // product.c says why
+      __builtin_prefetch(a[r] + o + AHEAD + e, 0, CACHE); // product.c says why
     }
     UNROLL for (int v = 0; v < 2; v++) UNROLL for (int r = 0; r < 4; r++) {
       const vf w = load(type, a[r] + o + v * bytes), x = vf_load(b[r] + i + v * VF_N);
