@@ -2,6 +2,7 @@
 // they are stored, when they are floats and their rows are whole registers. A transposed V is turned block by block:
 // along its rows, the order of the sum would depend on the number of lanes and on the keys between.
 #include "attention/flash_attn.h"
+#include "products/borders.h"
 #include "simd/units.h"
 
 enum { SUMS = 8, AHEAD = 16 }; // sums at a time; rows to prefetch
@@ -16,9 +17,15 @@ typedef struct rows { // of a block
 
 PG_INLINE const char *row(const rows *x, int64_t i) { return x->data + (x->keys ? x->keys[i] : i) * x->nb; }
 
-// Prefetch in software: rows of one head lie so far apart in a cache that the hardware does not follow them.
-PG_INLINE void prefetch(const rows *x, int64_t i) {
-  for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(x->ahead + i * x->ahead_nb + o);
+// Prefetch in software: rows of one head lie so far apart in a cache that the hardware does not follow them. Several
+// query rows have time to read from AMD's L2 cache, which can wait for more lines at once than L1 (docs/products.md).
+PG_INLINE void prefetch(const rows *x, int64_t i, int R) {
+  const char *p = x->ahead + i * x->ahead_nb;
+  if (R > 1 && pg_cpu_is_amd) {
+    for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(p + o, 0, 2);
+  } else {
+    for (int64_t o = 0; o < x->bytes; o += 64) __builtin_prefetch(p + o);
+  }
 }
 
 // to[r * KEYS + i] = from[r * dp ..] . row i of x, dp elements, for n rows of x and R of `from`. n is rounded up to a
@@ -30,7 +37,7 @@ PG_INLINE void dots(float *to, const float *from, int64_t dp, const rows *x, int
     vf acc[4][FEW];
     UNROLL for (int k = 0; k < n_x; k++) {
       p[k] = row(x, PG_MIN(i + k, n - 1));
-      prefetch(x, i + k);
+      prefetch(x, i + k, R);
       UNROLL for (int r = 0; r < R; r++) acc[k][r] = vf_zero();
     }
     for (int64_t l = 0; l < dp; l += VF_N) {
@@ -63,7 +70,7 @@ PG_INLINE void mix_part(float *out, int64_t dvp, int goes_on, const float *s, co
   for (int64_t i = first; i < first + n; i++) {
     const char *p = row(v, i);
     vf e[FEW];
-    if (c == 0) prefetch(v, i);
+    if (c == 0) prefetch(v, i, R);
     UNROLL for (int r = 0; r < R; r++) e[r] = vf_set1(s[r * KEYS + i]);
     UNROLL for (int k = 0; k < N; k++) {
       const vf x = float_load(p, c + k * VF_N, type);
