@@ -56,6 +56,11 @@ static int cpu_has_avx512(void) {
   return (b & f_dq_bw_vl) == f_dq_bw_vl;
 }
 
+static int cpu_has_bf16(void) {
+  uint32_t a, b, c, d;
+  return cpu_has_avx512() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 5));
+}
+
 static int cpu_has_avx512vnni(void) {
   uint32_t a, b, c, d;
   return cpu_has_avx512() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (c & (1u << 11));
@@ -90,7 +95,7 @@ static int cpu_has_amx(void) {
   const uint32_t tile = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
   if (!cpu_has_avx512vnni() || (cpu_xcr0() >> 17 & 3) != 3) return 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile) != tile) return 0;
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & (1u << 5))) return 0; // AVX512_BF16
+  if (!cpu_has_bf16()) return 0;
   pg_do_once(&once, try_tiles);
   return tiles;
 }
@@ -128,6 +133,16 @@ int pg_isa_supported(int level) {
   if (isa_known(level) && level > 1) level = 1;
 #endif
   return isa_known(level) && levels[level].supported();
+}
+
+int pg_has_bf16(void) {
+#if defined(PG_EMULATE)
+  return 1;
+#elif defined(__x86_64__)
+  return cpu_has_bf16();
+#else
+  return 0;
+#endif
 }
 
 const pg_row *pg_isa_table(int level, int64_t *n) {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from pyggml.native import lib
+
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...form import IN_PASSING, ROUNDED
+from ...form import IN_PASSING, ROUNDED, STORED
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
 from ...var import bounds, divides
@@ -18,6 +20,7 @@ ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 96}
 # (csrc/products/gemm/fixed.h), or to bf16 where there are tiles (bf16.h).
 FAST_BEYOND = {"avx2": 32, "avx512vnni": 32, "amx": 32}
 LEAST_FAST = 128  # elements of a row that are worth it
+LEAST_PAIRS = 160  # elements of a row of pairs: it is longer than PG_SHORT pairs (csrc/products/f32_order.h)
 
 
 def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
@@ -37,6 +40,8 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_stored"
     elif _is_fast(isa, node, a) or _is_rounded(isa, node, a):
         way = "_half"
+    elif _is_in_pairs(node, a):
+        way = "_pairs"
     else:
         return None
     kernel = None
@@ -49,12 +54,21 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
 
 def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
     """Whether `node` rounds the matrix `a` of F16 or BF16 because its form is fast."""
-    if not a.form.fast or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat" or isa not in FAST_BEYOND:
+    if a.form != STORED._replace(fast=True) or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat":
+        return False
+    if isa not in FAST_BEYOND:
         return False
     fits = a.is_contiguous and a.ne[2] == a.ne[3] == 1 and bounds(a.ne[0])[0] >= LEAST_FAST
     if isa == "amx" and not divides(32, a.ne[0]):  # bf16.h takes whole units
         return False
     return fits and bounds(node.n_rows)[0] > FAST_BEYOND[isa]
+
+
+def _is_in_pairs(node: Tensor, a: Tensor) -> bool:
+    """Whether `node` rounds the columns of the matrix `a` of BF16 because its form is fast: then pairs are multiplied,
+    where the CPU does that (AVX512-BF16), and the level has such a kernel."""
+    fits = a.form == ROUNDED._replace(fast=True) and a.dtype is DType.BF16 and a.is_contiguous
+    return fits and node.op == "mul_mat" and bounds(a.ne[0])[0] >= LEAST_PAIRS and bool(lib.pg_has_bf16())
 
 
 def _is_rounded(isa: str, node: Tensor, a: Tensor) -> bool:

@@ -166,13 +166,14 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
 
 def be_fast(tensors: Iterable[Tensor], floats: bool = False) -> None:
     """Let products round their columns when they meet those of these tensors, whose forms have been set, that are in
-    blocks. With `floats`, products of many columns also round matrices of F16 and BF16 among them, and the columns; a
-    column that is alone then has other bits than among many.
+    blocks, or matrices of BF16 (`allow_rounding`), where the CPU multiplies pairs of such numbers. With `floats`,
+    products of many columns also round matrices of F16 and BF16 that are as stored, and the columns; a column that is
+    alone then has other bits than among many.
 
     Many columns are faster then, and results less precise: docs/products.md has figures.
     """
     for t in tensors:
-        if floats or t.dtype.is_quantized:
+        if floats or t.dtype.is_quantized or (t.form == ROUNDED and t.dtype is DType.BF16):
             t.form = t.form._replace(fast=True)
 
 
