@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.dtypes import DType
-from pyggml.errors import OneSite
+from pyggml.errors import ModelError, OneSite
 from pyggml.form import Repacking
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
@@ -387,6 +387,10 @@ class ReadyGraphs:
     def _made(self, size: GraphSize) -> ReadyGraph:
         """A graph of that size, ready to run."""
         b = self._attached(size)
+        rows, last = b.n_logits or b.n_outputs, b.graph.nodes[-1]
+        if last.n_rows != rows:  # rows of all tokens, say: what is read would belong to other tokens
+            rule = f"not with a row for each output ({rows}): build_out_rows picks these rows"
+            raise ModelError(f"the architecture's graph (b.graph) ends with {last.describe()}, {rule}")
         with nullcontext() if self._repacking is None else self._repacking.lock:
             schedule = self._scheduler.alloc(b.graph)
 
@@ -398,7 +402,7 @@ class ReadyGraphs:
             heads=tuple(u.head for u in b.uses),
             inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
             groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
-            result=b.graph.nodes[-1].numpy().reshape(largest(b.n_logits or b.n_outputs), -1),
+            result=last.numpy().reshape(largest(rows), -1),
             hidden=None if b.hidden is None else b.hidden.numpy().reshape(largest(b.n_tokens), -1),
         )
 

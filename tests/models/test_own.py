@@ -12,7 +12,7 @@ import numpy as np
 import pyggml.models
 import pytest
 from pyggml.models import Architecture, get_architecture
-from pyggml.models.blocks import Build, build_inp_embd
+from pyggml.models.blocks import Build, build_inp_embd, build_lm_head
 from pyggml.models.decoder import PlainDecoder, decoder
 from pyggml.models.hparams import RankHead, Router
 from pyggml.models.weights import ShapeOnlyWeights
@@ -146,6 +146,24 @@ def test_a_builder_ends_with_logits(build: Any, read: Any, says: str, tmp_path: 
     gg.register_architecture(Architecture(("tests-own",), build, read))
     with pytest.raises(gg.ModelError, match=says):
         gg.load_model(path)
+
+
+def test_a_graph_with_the_rows_of_all_tokens_is_refused(tmp_path: Path) -> None:
+    """Who forgets to pick the rows of outputs would get logits of other tokens."""
+
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            return build_lm_head(b, build_inp_embd(b))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    model = gg.load_model(path)
+    for n_tokens in (3, 2):
+        ctx = model.new_context(32, n_threads=1)
+        with pytest.raises(gg.ModelError, match=r"ends with result_output: F32 ne \[64, .*build_out_rows picks"):
+            ctx.decode([1, 2, 3][:n_tokens])
+        assert ctx.memory.used == 0
 
 
 def test_declared_tensors_are_what_a_file_must_have() -> None:
