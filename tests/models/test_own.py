@@ -12,7 +12,7 @@ import numpy as np
 import pyggml.models
 import pytest
 from pyggml.models import Architecture, get_architecture
-from pyggml.models.blocks import Build, build_inp_embd, build_lm_head
+from pyggml.models.blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head
 from pyggml.models.decoder import PlainDecoder, decoder
 from pyggml.models.hparams import RankHead, Router
 from pyggml.models.weights import ShapeOnlyWeights
@@ -164,6 +164,38 @@ def test_a_graph_with_the_rows_of_all_tokens_is_refused(tmp_path: Path) -> None:
         with pytest.raises(gg.ModelError, match=r"ends with result_output: F32 ne \[64, .*build_out_rows picks"):
             ctx.decode([1, 2, 3][:n_tokens])
         assert ctx.memory.used == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (2, "not 2"),
+        (None, "not None"),
+        ([1.0, 1.0], r"not \[1.0, 1.0\]"),
+        (np.ones(9), r"up to 2 numbers, not shape \(9,\), float64"),
+        (np.array(["a", "b"]), r"not shape \(2,\), <U1"),
+    ],
+)
+def test_what_fill_must_give(values: Any, says: str, tmp_path: Path) -> None:
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            cur = gg.mul(build_inp_embd(b), b.input("inp_own", gg.F32, (1, b.n_tokens), lambda u, memory: values))
+            (one,) = b.input_group({"inp_group": (gg.F32, (1, b.n_tokens))}, lambda u, memory: grouped)
+            return build_lm_head(b, gg.get_rows(gg.mul(cur, one), build_inp_out_ids(b)))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    ctx = gg.load_model(path).new_context(32, n_threads=1)
+    grouped: Any = (np.ones(2),)
+    with pytest.raises(gg.ModelError, match=f"the input inp_own: fill gives an array .*{says}"):
+        ctx.decode([1, 2])
+    values, grouped = np.ones(2), (values,)
+    with pytest.raises(gg.ModelError, match=f"the input inp_group: fill gives an array .*{says}"):
+        ctx.decode([1, 2])
+    grouped = ()
+    with pytest.raises(gg.ModelError, match=r"the inputs inp_group: fill gives an array for each, not \(\)"):
+        ctx.decode([1, 2])
 
 
 def test_declared_tensors_are_what_a_file_must_have() -> None:
