@@ -163,3 +163,14 @@ def test_attributes_of_other_libraries() -> None:
         _ = model.nothing  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
     with pytest.raises(gg.GGMLError, match="generate_batch continues several"):
         list(model.generate(["a", "b"]))  # pyright: ignore[reportArgumentType]
+
+
+def test_one_prompt_where_several_are_asked_for() -> None:
+    """A text would be a list of its letters, a mapping of its keys."""
+    model: Any = gg.load_model()
+    for prompts in ("A king", b"A king"):
+        with pytest.raises(gg.BatchError, match=r"prompts must be a list, not b?'A king'"):
+            model.generate_batch(prompts, 2)
+    for requests in ("A king", b"A king", {"prompt": "A king"}):
+        with pytest.raises(gg.BatchError, match="requests must be a list of them, not "):
+            list(gg.batch(model, requests, 2))
