@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.dtypes import DType
-from pyggml.errors import GraphError, whole
+from pyggml.errors import GGMLError, GraphError, whole
 from pyggml.ops.opt_step import BLOCK8
 from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
@@ -212,6 +212,12 @@ def schedule(
         return lr * (1 + math.cos(math.pi * done)) / 2 if kind == "cosine" else lr
 
     return rate
+
+
+def check_optimiser(opt: object, error: type[GGMLError]) -> None:
+    """Raise `error` for what is no optimiser: a name, or a class."""
+    if not hasattr(opt, "states") or isinstance(opt, type):
+        raise error(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
 
 
 def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:

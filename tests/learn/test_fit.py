@@ -240,6 +240,8 @@ def test_bad_data_and_arguments(tmp_path: Path) -> None:
         (lambda: gg.fit(double, data, gg.SGD()), "parameters must be F32, F16 or BF16, not .*F64"),
         (lambda: gg.fit(lambda x, y: 3, data, gg.SGD()), "loss_of must give a Tensor"),  # pyright: ignore
         (lambda: gg.fit(lambda x, y: (x, {"loss": y}), data, gg.SGD()), "the metric 'loss'"),
+        (lambda: gg.fit(line.loss_of, data, "adam"), r"an optimiser, as pyggml\.AdamW\(\), not 'adam'"),  # pyright: ignore
+        (lambda: gg.fit(line.loss_of, data, gg.SGD), "an optimiser, as .*, not <class"),  # pyright: ignore
     ]
     for make, text in cases[:18] + cases[19:]:
         with pytest.raises(GGMLError, match=text):
