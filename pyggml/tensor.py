@@ -584,7 +584,7 @@ class Context:
             usual = {"f": DType.F32, "i": DType.I32, "u": DType.I32, "b": DType.I32}.get(a.dtype.kind)
             dtype = usual if own in (None, DType.F64) else own
         if dtype is None:
-            raise DTypeError(f"from_numpy: no tensor type stores {a.dtype} (give dtype=)")
+            raise DTypeError(f"from_numpy: no tensor type stores {a.dtype}")
         if a.ndim > 4 or 0 in a.shape:
             raise ShapeError(f"from_numpy: shape {a.shape} is not one to four positive numbers")
         return self._new_leaf(dtype, a.shape[::-1] or (1,), name).set(a.reshape(a.shape or (1,)))

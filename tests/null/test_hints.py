@@ -97,6 +97,16 @@ CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
         gg.DTypeError,
         "dequantize takes bytes of BF16, not float32",
     ),
+    "save an array": (
+        lambda: gg.save("never.gguf", {"good": np.ones(3), "bad": np.ones(3, complex)}),
+        gg.DTypeError,
+        "save: bad: from_numpy: no tensor type stores complex128",
+    ),
+    "save what is not computed": (
+        lambda: gg.save("never.gguf", {"good": X, "sum": X + 1}),
+        gg.AllocError,
+        "save: sum: ",
+    ),
     "types": (lambda: gg.mul_mat(Y, Q), gg.DTypeError, "Exchanged they fit: mul_mat(b, a)"),
     "shapes": (lambda: gg.mul_mat(B, X), gg.ShapeError, "Exchanged they fit: mul_mat(b, a)"),
     "rows": (lambda: gg.get_rows(IDS, X), gg.DTypeError, "Exchanged they fit: get_rows(b, a)"),
