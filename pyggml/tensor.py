@@ -359,11 +359,11 @@ class Tensor(Operand):
         range, of a block type NaN and infinities.
         """
         values = codec.as_array("set", array)
+        if (why := codec.unfit(values, self.dtype)) is not None:  # None, or text, has a shape for NumPy
+            raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         ne = self.layout[0]
         if values.shape != (shape := ne[::-1][4 - self.rank :]) and full_ne(values.shape[::-1] or (1,)) != ne:
             raise ShapeError(f"set: shape {values.shape} is not {shape}, the shape of {self.describe_now()}")
-        if (why := codec.unfit(values, self.dtype)) is not None:
-            raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         if self.op != "none" and self.view_src is None:
             raise GraphError(f"set: {self.describe()} is computed by {self.op}")
         if self.root.buffer is None:

@@ -107,6 +107,8 @@ CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
         gg.AllocError,
         "save: sum: ",
     ),
+    "None": (lambda: X.set(None), gg.DTypeError, "set: values of type object cannot be stored in x: F32"),
+    "text": (lambda: X.set("1"), gg.DTypeError, "set: values of type <U1 cannot be stored in x: F32"),
     "types": (lambda: gg.mul_mat(Y, Q), gg.DTypeError, "Exchanged they fit: mul_mat(b, a)"),
     "shapes": (lambda: gg.mul_mat(B, X), gg.ShapeError, "Exchanged they fit: mul_mat(b, a)"),
     "rows": (lambda: gg.get_rows(IDS, X), gg.DTypeError, "Exchanged they fit: get_rows(b, a)"),
