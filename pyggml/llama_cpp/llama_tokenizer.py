@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def text_of(utf8: bytes) -> str:
     """UTF-8 as text, without what is none. Raises ModelError for what is not bytes, such as text."""
-    if not isinstance(utf8, bytes | bytearray):
+    if not isinstance(utf8, bytes | bytearray):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"tokenize takes UTF-8, as in llama-cpp-python (text.encode()), not {utf8!r:.60}")
     return utf8.decode("utf-8", "ignore")
 

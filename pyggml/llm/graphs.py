@@ -231,7 +231,8 @@ def _set(name: str, to: Values, values: Values) -> None:
     try:
         to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
     except (AttributeError, TypeError, ValueError) as e:  # nothing is asked before: it runs for each token
-        given = f"shape {values.shape}, {values.dtype}" if isinstance(values, np.ndarray) else f"{values!r:.60}"
+        is_array = isinstance(values, np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = f"shape {values.shape}, {values.dtype}" if is_array else f"{values!r:.60}"
         raise ModelError(f"the input {name}: fill gives an array of up to {to.size} numbers, not {given}") from e
 
 
