@@ -250,6 +250,43 @@ def test_bad_data_and_arguments(tmp_path: Path) -> None:
         gg.fit(of_size, data, gg.SGD(), n_batch=8)
 
 
+def test_an_optimiser_of_ones_own_writes_over_parameters() -> None:
+    """Else nothing would be learned, and nobody told."""
+
+    class Own:
+        n_numbers = 1
+
+        def __init__(self, step: Callable[[gg.Tensor, gg.Tensor], Any]) -> None:
+            self.record = step
+
+        def states(self, w: gg.Tensor) -> tuple[()]:
+            return ()
+
+        def numbers(self, step: int) -> np.ndarray:
+            return np.zeros(1, np.float32)
+
+        def step(self, w: gg.Tensor, g: gg.Tensor, states: Any, numbers: gg.Tensor) -> Any:
+            return self.record(w, g)
+
+    own, sgd = Line(), Line()
+    own.fit(opt=Own(lambda w, g: gg.cpy(w - 0.05 * g, w)))
+    sgd.fit()
+    np.testing.assert_allclose(own.values, sgd.values, rtol=1e-6)
+    wrong: list[tuple[Callable[[gg.Tensor, gg.Tensor], Any], str]] = [
+        (lambda w, g: w - 0.05 * g, r"not \(sub\): F32 ne"),
+        (lambda w, g: w, "not [wb]: F32 ne"),
+        (lambda w, g: None, "not NoneType"),
+    ]
+    for step, says in wrong:
+        for n_ubatch in (None, 2):
+            with pytest.raises(
+                gg.GraphError, match=f"Own: step must give a view of [wb] that was written over, .*{says}"
+            ):
+                Line().fit(opt=Own(step), n_batch=4, n_ubatch=n_ubatch)
+    with pytest.raises(gg.GraphError, match="must be an optimiser"):
+        Line().fit(opt=type("Half", (), {"states": ()})())
+
+
 def test_a_loss_that_is_no_number() -> None:
     line, x = Line(), X.copy()
     x[Order(N, 8, 0, 0.0)[2][1]] = np.inf
