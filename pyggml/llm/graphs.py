@@ -32,7 +32,7 @@ from pyggml.sched import Schedule, Scheduler
 from pyggml.scope import no_scope
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 from pyggml.types import Floats, Ints
-from pyggml.var import Varies, largest
+from pyggml.var import Varies, for_all_values, largest
 
 from .loaded import LoadedModel
 from .outputs import Output
@@ -92,7 +92,7 @@ class Graphs:
         known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
         of = size.embd, size.n_seqs, size.hidden
         b.twins = {} if known is None else known.get(of, {})
-        with OneSite(), _undone(b):
+        with OneSite(), _undone(b), for_all_values():
             self._model.architecture.build_stage(b)
         if known is not None and of not in known:
             known[of] = find_twins(b.graph, b.built)
@@ -114,7 +114,7 @@ class Graphs:
             size.adapters,
         )
         b.asked = self._model.watches.asks
-        with OneSite(), _undone(b):
+        with OneSite(), _undone(b), for_all_values():
             encode(b)
         return b
 

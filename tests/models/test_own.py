@@ -166,6 +166,27 @@ def test_a_graph_with_the_rows_of_all_tokens_is_refused(tmp_path: Path) -> None:
         assert ctx.memory.used == 0
 
 
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 4, 5, 7])
+def test_a_builder_may_ask_what_a_size_is(n_tokens: int, tmp_path: Path) -> None:
+    """The graph is then one of that size, not one for all sizes that has the number of one of them."""
+
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            cur = build_inp_embd(b)
+            cur = gg.add(cur, gg.scale(cur.sum(axis=0), 1 / int(b.n_tokens)))
+            return build_lm_head(b, gg.get_rows(cur, build_inp_out_ids(b)))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    model = gg.load_model(path)
+    embd, output = (model.weights[f"{name}.weight"].numpy().astype(float) for name in ("token_embd", "output"))
+    x = embd[: n_tokens + 1][1:]
+    ctx = model.new_context(32, n_threads=1)
+    ctx.decode(list(range(1, n_tokens + 1)), "all")
+    np.testing.assert_allclose(ctx.logits, (x + x.mean(axis=0)) @ output.T, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("values", "says"),
     [
