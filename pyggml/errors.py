@@ -149,6 +149,12 @@ class OneSite:
         _site.reset(self._token)
 
 
+def in_pyggml(frame: FrameType) -> bool:
+    """Whether a frame is of code of pyggml."""
+    module = frame.f_globals.get("__name__", "")
+    return module == "pyggml" or module.startswith("pyggml.")
+
+
 def user_site() -> Site:
     """File and line of the nearest caller outside pyggml (or of the outermost frame)."""
     if (site := _site.get()) is not None:
@@ -157,8 +163,7 @@ def user_site() -> Site:
     last = frame
     while frame is not None:
         last = frame
-        module = frame.f_globals.get("__name__", "")
-        if not (module == "pyggml" or module.startswith("pyggml.")):
+        if not in_pyggml(frame):
             break
         frame = frame.f_back
     assert last is not None

@@ -359,11 +359,11 @@ class Tensor(Operand):
         range, of a block type NaN and infinities.
         """
         values = codec.as_array("set", array)
+        if (why := codec.unfit(values, self.dtype)) is not None:  # None, or text, has a shape for NumPy
+            raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         ne = self.layout[0]
         if values.shape != (shape := ne[::-1][4 - self.rank :]) and full_ne(values.shape[::-1] or (1,)) != ne:
             raise ShapeError(f"set: shape {values.shape} is not {shape}, the shape of {self.describe_now()}")
-        if (why := codec.unfit(values, self.dtype)) is not None:
-            raise DTypeError(f"set: {why} cannot be stored in {self.describe()}")
         if self.op != "none" and self.view_src is None:
             raise GraphError(f"set: {self.describe()} is computed by {self.op}")
         if self.root.buffer is None:
@@ -584,7 +584,7 @@ class Context:
             usual = {"f": DType.F32, "i": DType.I32, "u": DType.I32, "b": DType.I32}.get(a.dtype.kind)
             dtype = usual if own in (None, DType.F64) else own
         if dtype is None:
-            raise DTypeError(f"from_numpy: no tensor type stores {a.dtype} (give dtype=)")
+            raise DTypeError(f"from_numpy: no tensor type stores {a.dtype}")
         if a.ndim > 4 or 0 in a.shape:
             raise ShapeError(f"from_numpy: shape {a.shape} is not one to four positive numbers")
         return self._new_leaf(dtype, a.shape[::-1] or (1,), name).set(a.reshape(a.shape or (1,)))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import chain, count, product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from .errors import GraphError, integer, whole
+from .errors import GraphError, in_pyggml, integer, whole
 from .operators import Operand
 
 if TYPE_CHECKING:
@@ -45,6 +48,20 @@ class Varies(GraphError):
     """What was asked depends on the value of a Var. A graph is built once for all values, so that it has no answer."""
 
 
+_for_all = ContextVar("pyggml_for_all_values", default=False)
+
+
+@contextmanager
+def for_all_values() -> Generator[None]:
+    """A `with` block in which others record a graph that must serve all values of its Vars: in code outside of pyggml
+    `int(size)` raises Varies, because the graph would keep what the size is now."""
+    token = _for_all.set(True)
+    try:
+        yield
+    finally:
+        _for_all.reset(token)
+
+
 class Size(_Number):
     """A sum of Vars and products of Vars, each times a whole number, and a whole number: `4 * n * k + 16`. It counts
     elements or bytes, as many as the Vars say when the graph runs.
@@ -53,8 +70,8 @@ class Size(_Number):
     comparison holds when it holds for every value of the Vars, and two Sizes are equal when they are for every value.
     Whatever has another answer for other values raises Varies, so that nothing in a graph is decided by one value.
 
-    `int(size)` is what it is now. To what needs a number before the graph runs (`range`, NumPy) it is none, and raises
-    Varies. Type checkers see an `int`.
+    `int(size)` is what it is now; to builders of models it raises Varies, see `for_all_values`. To what needs a number
+    before the graph runs (`range`, NumPy) it is none, and raises Varies. Type checkers see an `int`.
     """
 
     __slots__ = ("_hash", "between", "const", "terms")
@@ -85,6 +102,8 @@ class Size(_Number):
         return stride, factors[0] if len(factors) == 1 else Size(0, {factors: 1})
 
     def __int__(self) -> int:
+        if _for_all.get() and not in_pyggml(sys._getframe(1)):  # pyright: ignore[reportPrivateUsage]
+            self.__index__()
         total = self.const
         for factors, n in self.terms.items():
             for var in factors:

@@ -16,6 +16,7 @@ from ..buffers.buffer import Bytes
 from ..codec import Array, as_array, check_rows
 from ..dtypes import DType
 from ..errors import BackendError, DTypeError, ShapeError, integer
+from ..tensor import Tensor
 from .cpu.isa import isa_levels, isa_name
 
 _CHUNK = 1 << 16  # elements that are worth a thread's while
@@ -116,10 +117,12 @@ def dequantize(
     """
     if isinstance(data, DType):
         raise DTypeError(f"the data comes before the type: dequantize(data, {data.name})")
+    if isinstance(data, Tensor):  # NumPy would read its values
+        raise DTypeError("dequantize takes bytes, not a Tensor: t.numpy() has its values, t.tobytes() its bytes")
     raw = np.frombuffer(data, np.uint8) if isinstance(data, (bytes, bytearray, memoryview)) else as_array("data", data)
-    if raw.dtype.kind not in "fiub":
-        raise DTypeError(f"dequantize takes bytes, not {raw.dtype}")
     check_rows(dtype, 0)
+    if raw.dtype.kind not in "iub" and (dtype.np_dtype is None or raw.dtype != dtype.np_dtype):
+        raise DTypeError(f"dequantize takes bytes of {dtype.name}, not {raw.dtype}")
     raw = np.atleast_1d(np.ascontiguousarray(raw)).view(np.uint8)
     if raw.shape[-1] % dtype.type_size:
         raise ShapeError(f"{raw.shape[-1]} bytes are not a whole number of {dtype.name} blocks of {dtype.type_size}")

@@ -68,7 +68,7 @@ def compute_node(t: Tensor, resolve: Resolve = lambda s: s) -> None:
             else:
                 t.store(values.reshape(shape))
     except (IndexError, ValueError) as e:
-        raise node_error(t, str(e)) from None
+        raise node_error(t, str(e)) from e
 
 
 class RefProgram:

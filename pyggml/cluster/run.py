@@ -61,7 +61,7 @@ def batch_on(
     """
     if workers is not None and stages is not None:
         raise ModelError("workers have whole models each, stages are parts of one: give one of the two")
-    if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     path = default_model_path() if model is None else Path(path_name(model, ModelError)).resolve()
     ref = ModelRef(str(path), ram, prepare, kv_overrides)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pyggml.codec import Array
-from pyggml.errors import GGUFError, path_name
+from pyggml.errors import GGMLError, GGUFError, path_name
 from pyggml.scope import no_scope
 from pyggml.tensor import Context, Tensor
 
@@ -46,7 +46,7 @@ def save(
     if not isinstance(tensors, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GGUFError(f"save takes a mapping of names to tensors, not {type(tensors).__name__}")
     ctx = Context()
-    named = {_name(n): t if isinstance(t, Tensor) else ctx.from_numpy(t) for n, t in tensors.items()}
+    named = {_name(n): _readable(ctx, n, t) for n, t in tensors.items()}
     if metadata is not None and not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GGUFError(f"metadata must be a mapping, not {type(metadata).__name__}")
     kv = dict(metadata or {})
@@ -57,8 +57,6 @@ def save(
             raise GGUFError(f"{ALIGNMENT_KEY} must be a power of two, not {alignment!r:.40}")
         records.append(kv_record(ALIGNMENT_KEY, alignment))
     infos = [(n, t.dtype, t.layout[0][: t.rank or 1]) for n, t in named.items()]
-    for t in named.values():
-        t.check_readable()
     try:
         with GGUFOut(out, records, infos, alignment) as gguf:
             for t in named.values():
@@ -88,3 +86,13 @@ def _name(name: Any) -> str:
     except (AttributeError, UnicodeError):
         pass
     raise GGUFError(f"a tensor's name must be 1 to {MAX_NAME} bytes of text, not {name!r:.80}")
+
+
+def _readable(ctx: Context, name: str, value: Tensor | Array) -> Tensor:
+    """The tensor of that name in the file. Its errors name it: there may be hundreds."""
+    try:
+        t = value if isinstance(value, Tensor) else ctx.from_numpy(value)
+        t.check_readable()
+    except GGMLError as e:
+        raise type(e)(f"save: {name}: {e}") from e
+    return t

@@ -21,7 +21,7 @@ from pyggml.types import Floats, Ints
 from .dataset import Dataset, Order, steps_of
 from .gradients import grad
 from .loop import Callback, Epoch, Measured, Options, Samples, checked, named, run
-from .optimisers import Optimiser, above_0, new_states
+from .optimisers import Optimiser, above_0, check_optimiser, new_states, new_step
 from .state_file import Trained, read_state, write_state
 from .step_graph import check_graph_memory, finite, in_order, run_checked, with_steps
 
@@ -79,6 +79,7 @@ def fit(
     """
     if not isinstance(dataset, Dataset):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"fit: dataset must be a gg.Dataset, not {type(dataset).__name__}")
+    check_optimiser(opt, GraphError)
     n_batch = whole("fit: n_batch", n_batch, 1, error=BatchError)
     n_ubatch = n_batch if n_ubatch is None else whole("fit: n_ubatch", n_ubatch, 1, n_batch, error=BatchError)
     if clip is not None:
@@ -281,5 +282,5 @@ class _Graphs:
 
     def _stepped(self, w: Tensor, g: Tensor) -> Tensor:
         master = self._masters[w]
-        stepped = self._opt.step(master, g, self._states[w], self._numbers)
+        stepped = new_step(self._opt, master, g, self._states[w], self._numbers)
         return stepped if master is w else ops.cpy(stepped, w)

@@ -199,8 +199,9 @@ def _gradients(
     if op.grad is None:
         raise NoGradient(explain(op.name, "the op has no gradient", named, t.site))
     entries = op.grad(t, gy)
-    if len(entries) != len(t.src):
-        text = f"its grad must give an entry for each of {len(t.src)} sources, not {len(entries)}"
+    n = len(entries) if isinstance(entries, tuple | list) else type(entries).__name__
+    if n != len(t.src):
+        text = f"its grad must give an entry for each of {len(t.src)} sources, not {n}"
         raise GraphError(explain(op.name, text, named, t.site))
     recorded: list[Tensor | Part | Zero | None] = []
     for i, (s, entry) in enumerate(zip(t.src, entries, strict=True)):
@@ -211,6 +212,9 @@ def _gradients(
         if entry is None:
             raise NoGradient(explain(op.name, f"the op has no gradient for its source {op.role(i)}", named, t.site))
         g = entry() if callable(entry) else entry
+        if not isinstance(g, Tensor | Part | Zero):  # pyright: ignore[reportUnnecessaryIsInstance]
+            text = f"the gradient of {op.role(i)} must be a Tensor, not {type(g).__name__}"
+            raise GraphError(explain(op.name, text, named, t.site))
         if isinstance(g, Tensor) and (g.dtype is not DType.F32 or g.ne != s.ne):
             text = f"the gradient of {op.role(i)} must be F32 of its ne, not {g.describe()}"
             raise GraphError(explain(op.name, text, named, t.site))

@@ -16,7 +16,7 @@ import numpy as np
 
 from pyggml import ops
 from pyggml.dtypes import DType
-from pyggml.errors import GraphError, whole
+from pyggml.errors import GGMLError, GraphError, whole
 from pyggml.ops.opt_step import BLOCK8
 from pyggml.tensor import Context, Tensor
 from pyggml.types import Floats
@@ -214,6 +214,12 @@ def schedule(
     return rate
 
 
+def check_optimiser(opt: object, error: type[GGMLError]) -> None:
+    """Raise `error` for what is no optimiser: a name, a class, or an object that lacks a member of `Optimiser`."""
+    if isinstance(opt, type) or not all(hasattr(opt, name) for name in ("n_numbers", "states", "numbers", "step")):
+        raise error(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
+
+
 def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
     """What `opt` remembers of a parameter before the first step: leafs, zeros."""
     made: list[Tensor] = []
@@ -221,6 +227,17 @@ def new_states(ctx: Context, opt: Optimiser, w: Tensor) -> tuple[Tensor, ...]:
         zeros = np.zeros(state.nbytes, np.uint8)
         made.append(ctx.from_bytes(zeros, state.dtype, state.ne, f"{w.name} ({state.name})"))
     return tuple(made)
+
+
+def new_step(opt: Optimiser, w: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Tensor) -> Tensor:
+    """The step of `w` that `opt` records. Raises GraphError when it does not write over `w`: nothing would be
+    learned."""
+    stepped = opt.step(w, g, states, numbers)
+    if not isinstance(stepped, Tensor) or stepped is w or stepped.root is not w.root:  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = stepped.describe() if isinstance(stepped, Tensor) else type(stepped).__name__  # pyright: ignore[reportUnnecessaryIsInstance]
+        rule = f"step must give a view of {w.name or 'the parameter'} that was written over, as gg.cpy(new, w)"
+        raise GraphError(f"{type(opt).__name__}: {rule}, not {given}")
+    return stepped
 
 
 def like(w: Tensor, *names: str) -> tuple[State, ...]:

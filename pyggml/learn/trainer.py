@@ -38,7 +38,7 @@ from .gradients import gradients_of
 from .head import head_of, part_size, record_loss
 from .loop import Callback, Epoch, Options, checked
 from .lora import LoRA, Matrices, adapter, adapters_of, new_adapters, targets_of
-from .optimisers import Optimiser, above_0, new_states
+from .optimisers import Optimiser, above_0, check_optimiser, new_states, new_step
 from .recompute import layers_to_compute_again
 from .step_graph import check_graph_memory, finite, in_order, run_checked, with_steps
 from .texts import BUFT, Shape, TextGraph
@@ -117,8 +117,7 @@ class Trainer:
             raise ModelError(f"{model.arch} has no logits: training is for models that predict tokens")
         if train != "all" and not isinstance(train, LoRA):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ModelError(f'train must be "all" or a LoRA, not {train!r:.60}')
-        if not hasattr(opt, "states") or isinstance(opt, type):
-            raise ModelError(f"opt must be an optimiser, as pyggml.AdamW(), not {opt!r:.60}")
+        check_optimiser(opt, ModelError)
         if model.repacking is not None:
             model.repacking.finish()
         self.model, self.opt = model, opt
@@ -425,7 +424,7 @@ class Trainer:
 
     def step_of(self, w: Tensor, g: Tensor) -> Tensor:
         """Record the step of a parameter, see `Optimiser`."""
-        return self.opt.step(w, g, self.states[w.name], self.numbers)
+        return new_step(self.opt, w, g, self.states[w.name], self.numbers)
 
     def text_graph(self, shape: Shape, dropout: float = 0.0) -> TextGraph:
         """The forward pass of a batch, with what is trained. With `dropout` its adapters are a `Dropout`."""

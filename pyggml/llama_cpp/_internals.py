@@ -12,6 +12,7 @@ from ..errors import GGMLError, ModelError
 from ..llm.model import Model
 from ..types import Floats
 from . import llama_cpp as low
+from .llama_tokenizer import text_of
 
 
 class LlamaModel:
@@ -114,7 +115,7 @@ class LlamaModel:
 
     def tokenize(self, text: bytes, add_bos: bool, special: bool) -> list[int]:
         """Token ids of UTF-8."""
-        return self.vocab.tokenize(text.decode("utf-8", "ignore"), add_bos, special)
+        return self.vocab.tokenize(text_of(text), add_bos, special)
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """The text of a token."""

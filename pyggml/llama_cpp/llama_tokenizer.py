@@ -5,8 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ModelError
+
 if TYPE_CHECKING:
     from .llama import Llama
+
+
+def text_of(utf8: bytes) -> str:
+    """UTF-8 as text, without what is none. Raises ModelError for what is not bytes, such as text."""
+    if not isinstance(utf8, bytes | bytearray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"tokenize takes UTF-8, as in llama-cpp-python (text.encode()), not {utf8!r:.60}")
+    return utf8.decode("utf-8", "ignore")
 
 
 class BaseLlamaTokenizer(ABC):
@@ -28,7 +37,7 @@ class LlamaTokenizer(BaseLlamaTokenizer):
         self._vocab = llama.model.vocab
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
-        return self._vocab.tokenize(text.decode("utf-8", "ignore"), add_bos, special)
+        return self._vocab.tokenize(text_of(text), add_bos, special)
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         """As `BaseLlamaTokenizer.detokenize`. After a bos token the space is dropped that vocabularies add before a
@@ -61,7 +70,7 @@ class LlamaHFTokenizer(BaseLlamaTokenizer):
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = True) -> list[int]:
         """Token ids of a text. `special`: whether the tokenizer adds its control tokens, as in llama-cpp-python."""
-        return self.hf_tokenizer.encode(text.decode("utf-8", "ignore"), add_special_tokens=special)
+        return self.hf_tokenizer.encode(text_of(text), add_special_tokens=special)
 
     def detokenize(self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False) -> bytes:
         def text(ids: list[int]) -> bytes:

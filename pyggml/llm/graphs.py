@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pyggml.dtypes import DType
-from pyggml.errors import OneSite
+from pyggml.errors import ModelError, OneSite
 from pyggml.form import Repacking
 from pyggml.graph import Graph
 from pyggml.inspect.watch import Patterns
@@ -32,7 +32,7 @@ from pyggml.sched import Schedule, Scheduler
 from pyggml.scope import no_scope
 from pyggml.tensor import Context, Tensor, Var, allocate_tensors
 from pyggml.types import Floats, Ints
-from pyggml.var import Varies, largest
+from pyggml.var import Varies, for_all_values, largest
 
 from .loaded import LoadedModel
 from .outputs import Output
@@ -92,7 +92,7 @@ class Graphs:
         known = self._twins.setdefault(size.adapters, {}) if whole and not self._model.watches.patterns else None
         of = size.embd, size.n_seqs, size.hidden
         b.twins = {} if known is None else known.get(of, {})
-        with OneSite(), _undone(b):
+        with OneSite(), _undone(b), for_all_values():
             self._model.architecture.build_stage(b)
         if known is not None and of not in known:
             known[of] = find_twins(b.graph, b.built)
@@ -114,7 +114,7 @@ class Graphs:
             size.adapters,
         )
         b.asked = self._model.watches.asks
-        with OneSite(), _undone(b):
+        with OneSite(), _undone(b), for_all_values():
             encode(b)
         return b
 
@@ -197,31 +197,43 @@ class ReadyGraph:
     """A graph ready to run.
 
     heads   for each cache the cell where the slot of the ubatch begins, bound before each run
-    inputs  for each input with its own fill function: the function and a flat view of the input
-    groups  for each group of inputs that one function fills: the function and flat views of the inputs
+    inputs  for each input with its own fill function: the function, the input's name and a flat view of it
+    groups  for each group of inputs that one function fills: the function, and names and flat views of the inputs
     result  logits or embeddings, a row for each token that wants them; rows behind these are for larger ubatches
     hidden  hidden states, a row for each token, and such rows; None when the graph does not give them
     """
 
     schedule: Schedule
     heads: tuple[Var, ...]
-    inputs: list[tuple[FillOne, Values]]
-    groups: list[tuple[Fill, tuple[Values, ...]]]
+    inputs: list[tuple[FillOne, str, Values]]
+    groups: list[tuple[Fill, tuple[str, ...], tuple[Values, ...]]]
     result: Floats
     hidden: Floats | None
 
     def fill(self, u: UBatch, memory: Memory) -> None:
         """Set the inputs for a ubatch that has been put into the memory."""
-        for fill, to in self.inputs:
-            _set(to, fill(u, memory))
-        for fill, inputs in self.groups:
-            for to, values in zip(inputs, fill(u, memory), strict=True):
-                _set(to, values)
+        for fill, name, to in self.inputs:
+            _set(name, to, fill(u, memory))
+        for fill, names, inputs in self.groups:
+            given = fill(u, memory)
+            try:
+                pairs = [*zip(names, inputs, given, strict=True)]
+            except (TypeError, ValueError) as e:
+                rule = f"fill gives an array for each, not {given!r:.60}"
+                raise ModelError(f"the inputs {', '.join(names)}: {rule}") from e
+            for name, to, values in pairs:
+                _set(name, to, values)
 
 
-def _set(to: Values, values: Values) -> None:
-    """Write `values` to the beginning of `to`, which may have room for more tokens or cells."""
-    to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
+def _set(name: str, to: Values, values: Values) -> None:
+    """Write `values` to the beginning of the input `to`, which may have room for more tokens or cells. Raises
+    ModelError for what is no array of at most as many numbers."""
+    try:
+        to[: values.size] = values if values.ndim == 1 else values.reshape(-1)
+    except (AttributeError, TypeError, ValueError) as e:  # nothing is asked before: it runs for each token
+        is_array = isinstance(values, np.ndarray)  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = f"shape {values.shape}, {values.dtype}" if is_array else f"{values!r:.60}"
+        raise ModelError(f"the input {name}: fill gives an array of up to {to.size} numbers, not {given}") from e
 
 
 @contextmanager
@@ -387,6 +399,10 @@ class ReadyGraphs:
     def _made(self, size: GraphSize) -> ReadyGraph:
         """A graph of that size, ready to run."""
         b = self._attached(size)
+        rows, last = b.n_logits or b.n_outputs, b.graph.nodes[-1]
+        if last.n_rows != rows:  # rows of all tokens, say: what is read would belong to other tokens
+            rule = f"not with a row for each output ({rows}): build_out_rows picks these rows"
+            raise ModelError(f"the architecture's graph (b.graph) ends with {last.describe()}, {rule}")
         with nullcontext() if self._repacking is None else self._repacking.lock:
             schedule = self._scheduler.alloc(b.graph)
 
@@ -396,9 +412,9 @@ class ReadyGraphs:
         return ReadyGraph(
             schedule=schedule,
             heads=tuple(u.head for u in b.uses),
-            inputs=[(i.fill, view(name)) for name, i in b.inputs.items() if i.fill is not None],
-            groups=[(g.fill, tuple(map(view, g.names))) for g in b.input_groups],
-            result=b.graph.nodes[-1].numpy().reshape(largest(b.n_logits or b.n_outputs), -1),
+            inputs=[(i.fill, name, view(name)) for name, i in b.inputs.items() if i.fill is not None],
+            groups=[(g.fill, g.names, tuple(map(view, g.names))) for g in b.input_groups],
+            result=last.numpy().reshape(largest(rows), -1),
             hidden=None if b.hidden is None else b.hidden.numpy().reshape(largest(b.n_tokens), -1),
         )
 

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
@@ -276,6 +277,23 @@ def test_a_definition_is_checked(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(gg.GraphError, match=says):
         _define(**changes)
     assert "own_scale" not in OPS
+
+
+def test_an_error_in_a_reference_shows_its_line() -> None:
+    """Like that of a function of map_custom, it is the cause of the error that names the node."""
+
+    def wrong(a: np.ndarray, s: float, t: float) -> np.ndarray:
+        return a[7]
+
+    try:
+        y = gg.record(_define(ref=wrong), (gg.Context().from_numpy(X),), {"s": 1.0, "t": 1.0})
+        with pytest.raises(gg.BackendError, match="own_scale: index 7 is out of bounds") as e:
+            gg.eval(y, backend="ref")
+        cause = e.value.__cause__
+        assert isinstance(cause, IndexError)
+        assert traceback.extract_tb(cause.__traceback__)[-1].name == "wrong"
+    finally:
+        OPS.pop("own_scale", None)
 
 
 def test_what_is_recorded_is_what_was_defined() -> None:

@@ -240,12 +240,51 @@ def test_bad_data_and_arguments(tmp_path: Path) -> None:
         (lambda: gg.fit(double, data, gg.SGD()), "parameters must be F32, F16 or BF16, not .*F64"),
         (lambda: gg.fit(lambda x, y: 3, data, gg.SGD()), "loss_of must give a Tensor"),  # pyright: ignore
         (lambda: gg.fit(lambda x, y: (x, {"loss": y}), data, gg.SGD()), "the metric 'loss'"),
+        (lambda: gg.fit(line.loss_of, data, "adam"), r"an optimiser, as pyggml\.AdamW\(\), not 'adam'"),  # pyright: ignore
+        (lambda: gg.fit(line.loss_of, data, gg.SGD), "an optimiser, as .*, not <class"),  # pyright: ignore
     ]
     for make, text in cases[:18] + cases[19:]:
         with pytest.raises(GGMLError, match=text):
             make()
     with pytest.raises(GGMLError, match="a batch of 5 examples depends on other parameters"):
         gg.fit(of_size, data, gg.SGD(), n_batch=8)
+
+
+def test_an_optimiser_of_ones_own_writes_over_parameters() -> None:
+    """Else nothing would be learned, and nobody told."""
+
+    class Own:
+        n_numbers = 1
+
+        def __init__(self, step: Callable[[gg.Tensor, gg.Tensor], Any]) -> None:
+            self.record = step
+
+        def states(self, w: gg.Tensor) -> tuple[()]:
+            return ()
+
+        def numbers(self, step: int) -> np.ndarray:
+            return np.zeros(1, np.float32)
+
+        def step(self, w: gg.Tensor, g: gg.Tensor, states: Any, numbers: gg.Tensor) -> Any:
+            return self.record(w, g)
+
+    own, sgd = Line(), Line()
+    own.fit(opt=Own(lambda w, g: gg.cpy(w - 0.05 * g, w)))
+    sgd.fit()
+    np.testing.assert_allclose(own.values, sgd.values, rtol=1e-6)
+    wrong: list[tuple[Callable[[gg.Tensor, gg.Tensor], Any], str]] = [
+        (lambda w, g: w - 0.05 * g, r"not \(sub\): F32 ne"),
+        (lambda w, g: w, "not [wb]: F32 ne"),
+        (lambda w, g: None, "not NoneType"),
+    ]
+    for step, says in wrong:
+        for n_ubatch in (None, 2):
+            with pytest.raises(
+                gg.GraphError, match=f"Own: step must give a view of [wb] that was written over, .*{says}"
+            ):
+                Line().fit(opt=Own(step), n_batch=4, n_ubatch=n_ubatch)
+    with pytest.raises(gg.GraphError, match="must be an optimiser"):
+        Line().fit(opt=type("Half", (), {"states": ()})())
 
 
 def test_a_loss_that_is_no_number() -> None:

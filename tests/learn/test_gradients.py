@@ -213,6 +213,10 @@ def test_an_op_whose_gradient_is_wrong_is_named(ctx: gg.Context) -> None:
         for grad, text in (
             (lambda node, gy: (gy.sum(),), "the gradient of a must be F32 of its ne"),
             (lambda node, gy: (), "an entry for each of 1 sources, not 0"),
+            (lambda node, gy: gy, "an entry for each of 1 sources, not Tensor"),
+            (lambda node, gy: None, "an entry for each of 1 sources, not NoneType"),
+            (lambda node, gy: (np.ones(X.shape, np.float32),), "the gradient of a must be a Tensor, not ndarray"),
+            (lambda node, gy: (lambda: 1.0,), "the gradient of a must be a Tensor, not float"),
         ):
             with pytest.raises(gg.GraphError, match=text):
                 gg.grad(gg.record(define(grad), (x,), {}).sum(), [x])

@@ -163,3 +163,32 @@ def test_attributes_of_other_libraries() -> None:
         _ = model.nothing  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
     with pytest.raises(gg.GGMLError, match="generate_batch continues several"):
         list(model.generate(["a", "b"]))  # pyright: ignore[reportArgumentType]
+
+
+def test_one_prompt_where_several_are_asked_for() -> None:
+    """A text would be a list of its letters, a mapping of its keys."""
+    model: Any = gg.load_model()
+    for prompts in ("A king", b"A king"):
+        with pytest.raises(gg.BatchError, match=r"prompts must be a list, not b?'A king'"):
+            model.generate_batch(prompts, 2)
+    for requests in ("A king", b"A king", {"prompt": "A king"}):
+        with pytest.raises(gg.BatchError, match="requests must be a list of them, not "):
+            list(gg.batch(model, requests, 2))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"rolle": "user", "content": "a"}, "has no role"),
+        ({"role": 3, "content": "a"}, "has no role"),
+        ({"role": "user", "contents": "a"}, "has no content, which only a message of the assistant may lack"),
+    ],
+)
+def test_messages_without_role_or_content(message: dict[str, Any], says: str) -> None:
+    """Templates write nothing for what is missing, and the model would answer an empty message."""
+    model: Any = gg.load_model()
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant"}, message]
+    with pytest.raises(gg.ModelError, match=rf"messages\[2\] {says}"):
+        model.generate(chat, 2)
+    with pytest.raises(gg.ModelError, match=rf"messages\[2\] {says}"):
+        model.create_chat_completion(chat, max_tokens=2)

@@ -12,7 +12,7 @@ import numpy as np
 import pyggml.models
 import pytest
 from pyggml.models import Architecture, get_architecture
-from pyggml.models.blocks import Build, build_inp_embd
+from pyggml.models.blocks import Build, build_inp_embd, build_inp_out_ids, build_lm_head
 from pyggml.models.decoder import PlainDecoder, decoder
 from pyggml.models.hparams import RankHead, Router
 from pyggml.models.weights import ShapeOnlyWeights
@@ -146,6 +146,77 @@ def test_a_builder_ends_with_logits(build: Any, read: Any, says: str, tmp_path: 
     gg.register_architecture(Architecture(("tests-own",), build, read))
     with pytest.raises(gg.ModelError, match=says):
         gg.load_model(path)
+
+
+def test_a_graph_with_the_rows_of_all_tokens_is_refused(tmp_path: Path) -> None:
+    """Who forgets to pick the rows of outputs would get logits of other tokens."""
+
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            return build_lm_head(b, build_inp_embd(b))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    model = gg.load_model(path)
+    for n_tokens in (3, 2):
+        ctx = model.new_context(32, n_threads=1)
+        with pytest.raises(gg.ModelError, match=r"ends with result_output: F32 ne \[64, .*build_out_rows picks"):
+            ctx.decode([1, 2, 3][:n_tokens])
+        assert ctx.memory.used == 0
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 4, 5, 7])
+def test_a_builder_may_ask_what_a_size_is(n_tokens: int, tmp_path: Path) -> None:
+    """The graph is then one of that size, not one for all sizes that has the number of one of them."""
+
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            cur = build_inp_embd(b)
+            cur = gg.add(cur, gg.scale(cur.sum(axis=0), 1 / int(b.n_tokens)))
+            return build_lm_head(b, gg.get_rows(cur, build_inp_out_ids(b)))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    model = gg.load_model(path)
+    embd, output = (model.weights[f"{name}.weight"].numpy().astype(float) for name in ("token_embd", "output"))
+    x = embd[: n_tokens + 1][1:]
+    ctx = model.new_context(32, n_threads=1)
+    ctx.decode(list(range(1, n_tokens + 1)), "all")
+    np.testing.assert_allclose(ctx.logits, (x + x.mean(axis=0)) @ output.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (2, "not 2"),
+        (None, "not None"),
+        ([1.0, 1.0], r"not \[1.0, 1.0\]"),
+        (np.ones(9), r"up to 2 numbers, not shape \(9,\), float64"),
+        (np.array(["a", "b"]), r"not shape \(2,\), <U1"),
+    ],
+)
+def test_what_fill_must_give(values: Any, says: str, tmp_path: Path) -> None:
+    def build(b: Build) -> Graph:
+        with b.ctx:
+            cur = gg.mul(build_inp_embd(b), b.input("inp_own", gg.F32, (1, b.n_tokens), lambda u, memory: values))
+            (one,) = b.input_group({"inp_group": (gg.F32, (1, b.n_tokens))}, lambda u, memory: grouped)
+            return build_lm_head(b, gg.get_rows(gg.mul(cur, one), build_inp_out_ids(b)))
+
+    gg.register_architecture(OWN)
+    path = write_random(tmp_path / "own.gguf", "tests-own", {})
+    gg.register_architecture(Architecture(("tests-own",), build, OWN.read))
+    ctx = gg.load_model(path).new_context(32, n_threads=1)
+    grouped: Any = (np.ones(2),)
+    with pytest.raises(gg.ModelError, match=f"the input inp_own: fill gives an array .*{says}"):
+        ctx.decode([1, 2])
+    values, grouped = np.ones(2), (values,)
+    with pytest.raises(gg.ModelError, match=f"the input inp_group: fill gives an array .*{says}"):
+        ctx.decode([1, 2])
+    grouped = ()
+    with pytest.raises(gg.ModelError, match=r"the inputs inp_group: fill gives an array for each, not \(\)"):
+        ctx.decode([1, 2])
 
 
 def test_declared_tensors_are_what_a_file_must_have() -> None:

@@ -87,6 +87,28 @@ CALLS: dict[str, tuple[Callable[[], Any], type[gg.GGMLError], str]] = {
         gg.DTypeError,
         "the data comes before the type: dequantize(data, Q4_0)",
     ),
+    "dequantize a tensor": (  # its values in F32, read as bytes, had whole blocks
+        lambda: gg.dequantize(CTX.from_numpy(np.ones((2, 288)), gg.Q4_0), gg.Q4_0),  # pyright: ignore[reportArgumentType]
+        gg.DTypeError,
+        "dequantize takes bytes, not a Tensor: t.numpy() has its values, t.tobytes() its bytes",
+    ),
+    "dequantize values": (
+        lambda: gg.dequantize(np.ones(32, np.float32), gg.BF16),
+        gg.DTypeError,
+        "dequantize takes bytes of BF16, not float32",
+    ),
+    "save an array": (
+        lambda: gg.save("never.gguf", {"good": np.ones(3), "bad": np.ones(3, complex)}),
+        gg.DTypeError,
+        "save: bad: from_numpy: no tensor type stores complex128",
+    ),
+    "save what is not computed": (
+        lambda: gg.save("never.gguf", {"good": X, "sum": X + 1}),
+        gg.AllocError,
+        "save: sum: ",
+    ),
+    "None": (lambda: X.set(None), gg.DTypeError, "set: values of type object cannot be stored in x: F32"),
+    "text": (lambda: X.set("1"), gg.DTypeError, "set: values of type <U1 cannot be stored in x: F32"),
     "types": (lambda: gg.mul_mat(Y, Q), gg.DTypeError, "Exchanged they fit: mul_mat(b, a)"),
     "shapes": (lambda: gg.mul_mat(B, X), gg.ShapeError, "Exchanged they fit: mul_mat(b, a)"),
     "rows": (lambda: gg.get_rows(IDS, X), gg.DTypeError, "Exchanged they fit: get_rows(b, a)"),

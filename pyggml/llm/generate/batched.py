@@ -80,7 +80,7 @@ def stream_batch(
     """
     of_all = text_params(n_predict, asked)
     whole("n_parallel", n_parallel, 1, error=BatchError)
-    if not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"prompts must be a list, not {prompts!r:.60}")
     read = [read_prompt(model, p) for p in prompts]
     texts = [source_and_prompt(model, ids) for ids, _, _ in read]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from pyggml.errors import SamplerError
+from pyggml.errors import ModelError, SamplerError
 from pyggml.signature import hands_on, keywords_of
 
 from ..loaded import LoadedModel
@@ -76,12 +76,14 @@ class KeptContext:
         if self._ctx is not None:
             self._ctx.memory.clear()
 
-    def start(self, text: TextRequest) -> Generation | None:
-        """The generation of a text, for `run`; None when another text is under way. Raises what `TextRequest.start`
-        raises."""
+    def start(self, model: LoadedModel, text: TextRequest) -> Generation | None:
+        """The generation of a text, for `run`; None when another text is under way. Raises ModelError when the context
+        is one of another model, and what `TextRequest.start` raises."""
         with self._lock:
             if self._last is not None and self._last() is not None:
                 return None
+            if self.ctx.model is not model:
+                raise ModelError(f"kept is a context of another model, {self.ctx.model!r}")
             g = text.start(self.ctx)
             if self._prepare is not None:
                 g = self._prepare(g)
@@ -116,8 +118,10 @@ def begin(
     `own`) when another text is under way there, or the text needs more than one sequence. Raises what `Model.stream`
     raises."""
     g = None
+    if not isinstance(kept, KeptContext | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ModelError(f"kept must be what model.keep_context() gives, not {kept!r:.60}")
     if kept is not None and not text.source and own.get("cfg_scale", 1) == 1:
-        g = kept.start(text)
+        g = kept.start(model, text)
     if kept is None or g is None:
         g = in_own_context(model, text, **own)
         return g, until_end(g)

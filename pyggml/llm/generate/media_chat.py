@@ -12,7 +12,7 @@ from pyggml.media import Features
 
 from ..loaded import LoadedModel
 from ..media_prompt import MediaPrompt, PlacedMedia, features_of, media_token, token_of
-from .templates import ChatTemplate, find_template
+from .templates import ChatTemplate, check_message, find_template
 from .text import chat_ids
 
 Arrays = Mapping[str, Any]
@@ -39,10 +39,13 @@ def read_messages(
     and {"type": "audio", "audio": ...}, with what `MediaPrompt` takes. The template puts a mark where a picture is;
     placeholders for its rows, and the family's tokens around them, take the place of the mark.
 
-    Raises BatchError for parts that cannot be read, ModelError for a model that cannot see or hear, and when the
-    template does not put as many marks as there are pictures.
+    Raises BatchError for parts that cannot be read, ModelError for a message without a role or content and for a model
+    that cannot see or hear, and when the template does not put as many marks as there are pictures.
     """
     own = find_template(None, model.kv) if template is None else template
+    if _are_messages(messages):
+        for i, message in enumerate(messages):
+            check_message(message, i)
     parted, things = split_messages(messages) if _are_messages(messages) else (messages, [])
 
     def render(messages: Messages) -> str:

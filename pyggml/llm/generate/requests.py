@@ -70,7 +70,7 @@ def answer(
     _ = model.hparams  # refuses what was closed
     whole("n_parallel", n_parallel, 1, error=BatchError)
     defaults = text_params(n_predict, asked)
-    if not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     results: list[Result] = []
     todo: list[TextRequest] = []

@@ -25,6 +25,14 @@ class Message(TypedDict):
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
+def check_message(message: Mapping[str, Any], i: int) -> None:
+    """Raise ModelError when message number `i` of a chat lacks its role or its content: templates write "" for them."""
+    if not isinstance(message.get("role"), str):
+        raise ModelError(f"messages[{i}] has no role")
+    if "content" not in message and message["role"] != "assistant":
+        raise ModelError(f"messages[{i}] has no content, which only a message of the assistant may lack")
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """A Jinja template, run in a sandbox, and strings that end a reply. Made by `find_template`. `tool_use`: the

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pyggml.errors import ModelError
 
-from ..generate.templates import ChatTemplate
+from ..generate.templates import ChatTemplate, check_message
 from ..vocab import Vocab
 from .abilities import takes_objects, takes_parts
 from .formats import Dialect
@@ -55,10 +55,7 @@ def prompt_of(
 
 def _message(message: Mapping[str, Any], i: int, objects: bool, between: str) -> dict[str, Any]:
     out = dict(message)
-    if not isinstance(out.get("role"), str):
-        raise ModelError(f"messages[{i}] has no role")
-    if "content" not in out and out["role"] != "assistant":
-        raise ModelError(f"messages[{i}] has no content, which only a message of the assistant may lack")
+    check_message(out, i)
     out["role"] = _ROLES.get(out["role"], out["role"])
     out["content"] = _content(out.get("content"), i, between)
     if not isinstance(out.get("tool_calls", ()), Sequence | None):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyggml.errors import KVCacheFull
+from pyggml.errors import KVCacheFull, ModelError
 from pyggml.llama_cpp import Llama
 from pyggml.llm.model import default_model_path, load_model
 
@@ -129,3 +129,14 @@ def test_generate_in_a_context_that_is_kept() -> None:
     with pytest.raises(KVCacheFull):
         list(model.generate("x" * 900, kept=kept))
     assert "".join(model.generate(PROMPT, kept=kept, **options)) == "".join(t.text for t in tokens)
+
+
+def test_a_context_of_another_model_is_refused() -> None:
+    """Tokens of one vocabulary would be continued by the other model."""
+    model, other = load_model(), load_model()
+    kept: Any = other.keep_context(64)
+    for wrong, says in ((kept, "kept is a context of another model, <Model"), (model.new_context(64), "keep_context")):
+        with pytest.raises(ModelError, match=says):
+            list(model.generate(PROMPT, 2, kept=wrong))
+        with pytest.raises(ModelError, match=says):
+            model.create_completion(PROMPT, kept=wrong, **GREEDY)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ def test_the_space_before_a_text_goes() -> None:
     llm = Llama(str(default_model_path()), n_ctx=16)
     assert llm.detokenize(llm.tokenize(b"Once upon")) == b"Once upon"
     assert llm.detokenize(llm.tokenize(b"Once", add_bos=False)) == b" Once"
+    text: Any = "Once"
+    for tokenize in (llm.tokenize, llm.tokenizer().tokenize, partial(llm._model.tokenize, add_bos=True, special=False)):
+        with pytest.raises(ModelError, match=r"tokenize takes UTF-8, .*text\.encode\(\)\), not 'Once'"):
+            tokenize(text)
 
 
 def test_tokens_one_by_one(path: str) -> None:
