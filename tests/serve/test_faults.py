@@ -167,6 +167,23 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ServeOptions(api_key_file=str(file))
 
 
+@pytest.mark.parametrize(("prefix", "mounted"), [("", ""), ("/ai", ""), ("", "/below")])
+def test_no_way_around_keys(tales: gg.Model, tmp_path: Path, prefix: str, mounted: str) -> None:
+    """A path that the router takes for an endpoint's needs a key: with a line feed at its end, escaped, below a prefix,
+    and where the application is a part of another one."""
+    folders = {"slot_save_path": str(tmp_path), "batches_dir": str(tmp_path)}
+    options = ServeOptions(n_parallel=1, api_key="key", metrics=True, api_prefix=prefix, **folders)
+    with TestClient(create_app(tales, options), root_path=mounted) as c:
+        paths = ("/slots", "/metrics", "/props", "/lora-adapters", "/v1/files", "/v1/files/file-0", "/v1/batches")
+        for path in (*paths, "/v1/batches/batch-0", "/v1/files/file-0/content"):
+            for way in (path, path + "%0A", path.replace("/s", "/%73")):
+                at = mounted + prefix + way
+                assert c.get(at).status_code == c.head(at).status_code == 401, at
+                assert c.get(at, headers={"X-Api-Key": "key"}).status_code != 401
+        for public in ("/health", "/v1/models", "/v1/models/tales-Q8_0.gguf", "/"):
+            assert c.get(mounted + prefix + public).status_code == 200
+
+
 def test_pages_of_other_origins(tales: gg.Model) -> None:
     def allowed(options: ServeOptions, origin: str) -> str | None:
         headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
