@@ -27,6 +27,7 @@ from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.engine_thread import EngineThread
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
+_EDIT = {"node": "l_out-0", "tokens": [10**30]}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         (COMPLETION, {"prompt": "x", "json_schema": {"type": "fog"}}, 400, "fog"),
         (COMPLETION, {"prompt": "x", "logit_bias": [[1]]}, 400, "logit_bias"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "99999"),
+        (COMPLETION, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, 400, "there is no token 999"),
         (COMPLETION, {"prompt": "x", "stop": [""]}, 400, "stop string"),
         (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
@@ -85,6 +87,8 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         ("/v1/messages", {"messages": []}, 400, "max_tokens"),
         ("/rerank", {"query": "q"}, 400, '"documents"'),
         ("/slots/x?action=erase", {}, 400, "slot"),
+        (f"/slots/{'9' * 5000}?action=erase", {}, 400, "slot"),
+        ("/v1/activations", {"prompt": "x", "nodes": ["l_out-0"], "edits": [_EDIT]}, 400, "no prompt has a token 1000"),
         ("/no/such", {}, 404, "Not Found"),
     ],
 )
@@ -95,6 +99,17 @@ def test_errors_are_named(client: TestClient, path: str, body: Any, code: int, s
     assert r.status_code == code and says in error["message"], r.text
     if "messages" not in path:
         assert error["code"] == code and error["type"]
+
+
+def test_numbers_that_no_float_holds(client: TestClient) -> None:
+    """JSON has integers of any size. As a bias such a one is endless; as a time it never ends."""
+    lines = [["\n", 10**400]]
+    body = {"prompt": "x", "n_predict": 9, "ignore_eos": True, "logit_bias": lines, "t_max_predict_ms": 10**400}
+    r = client.post(COMPLETION, json=body)
+    assert r.status_code == 200 and r.json()["tokens_predicted"] == 9, r.text
+    body["logit_bias"] = [["\n", 90]]
+    r = client.post(COMPLETION, json=body)
+    assert r.status_code == 200 and r.json()["tokens_predicted"] == 9 and "\n\n" in r.json()["content"], r.text
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
