@@ -14,8 +14,6 @@ import os
 import re
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from email.parser import BytesParser
-from email.policy import HTTP
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError, of_request
+from .forms import read_form
 from .http import Json, body_of, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
@@ -48,7 +47,7 @@ class Batches:
     def __init__(self, folder: str, app: ASGIApp, n_parallel: int, timeout: float) -> None:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
+        self._one_form = asyncio.Lock()  # which is held twice while it is read
         self._beginning: list[Object] = []  # batches whose files are being read or made
         self._newer: dict[str, Object] = {}  # batches of which the folder knows less: they run, or the disk was full
 
@@ -352,17 +351,12 @@ def _faults_named() -> Generator[None]:
 
 
 def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
-    """The name, the purpose and the bytes of the file in a form (multipart/form-data)."""
-    if not kind.startswith("multipart/form-data"):
-        raise HTTPError(400, "a file is sent as multipart/form-data, with its purpose")
-    message = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + body)
-    parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+    """The name, the purpose and the bytes of the file in a form."""
+    parts = read_form(kind, body)
     if "file" not in parts or "purpose" not in parts:
         raise HTTPError(400, "a form with a file and its purpose is wanted")
-    data, purpose = (parts[name].get_payload(decode=True) for name in ("file", "purpose"))
-    if not isinstance(data, bytes) or not isinstance(purpose, bytes):  # a form in a form
-        raise HTTPError(400, "file and purpose must be bytes, not forms of their own")
-    return parts["file"].get_filename() or "file", purpose.decode("utf-8", "replace"), data
+    file = parts["file"]
+    return file.filename or "file", parts["purpose"].data.decode("utf-8", "replace"), file.data
 
 
 def _requests(path: Path, endpoint: str) -> tuple[list[Object], list[Object]]:

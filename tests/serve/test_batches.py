@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 import pyggml as gg
 from pyggml.serve import ServeOptions, batches, create_app
 from pyggml.serve.batches import Batches
+from pyggml.serve.errors import HTTPError
 
 from .conftest import KEY, process
 
@@ -115,6 +116,35 @@ def test_a_form_in_a_form(client: TestClient) -> None:
     body = of_purpose + of_file + b"boundary=y\r\n\r\n--y\r\n\r\n{}\r\n--y--\r\n\r\n--x--\r\n"
     r = client.post("/v1/files", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
     assert r.status_code == 400 and "forms of their own" in r.text
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (b"--x\r\n\r\n\r\n", "more than 100 parts"),
+        (b"--x\r\ncontent-type: multipart/mixed; boundary=x\r\n\r\n", "forms of their own"),
+        (b"a:\n", "a file and its purpose is wanted"),
+        (b"\r\n--xy --x-- x\r\n", "a file and its purpose is wanted"),
+        (b"\r\n--x\r\na: b", "no headers that end"),
+        (b"\r\n--x\r\n" + b"a: b\r\n" * 1000, "or more than 4096 bytes"),
+    ],
+)
+def test_forms_that_are_none(part: bytes, says: str) -> None:
+    """They are read in a moment: Python's parser of mails took 20 seconds for a megabyte of parts."""
+    start = time.monotonic()
+    with pytest.raises(HTTPError, match=says):
+        batches._form("multipart/form-data; boundary=x", part * (1_000_000 // len(part)))
+    assert time.monotonic() - start < 5
+
+
+def test_a_form_as_others_write_it() -> None:
+    body = b"before\r\n--a b \r\nContent-Disposition: form-data; filename*=utf-8''%C3%A9; name=file\r\n"
+    body += b"X: y\r\n\r\n--a\r\n--a bc\n\r\n\r\n--a b\r\n"
+    body += b'CONTENT-DISPOSITION:form-data;name="purpose"\r\n\r\n\r\n--a b--\r\n'
+    assert batches._form('Multipart/Form-Data; charset=x; boundary="a b"', body) == ("é", "", b"--a\r\n--a bc\n\r\n")
+    for end in (b"\r\n--a b--", b"\r\n--a b--\r\n"):
+        with pytest.raises(HTTPError, match="has no end"):
+            batches._form('multipart/form-data; boundary="a b"', body.replace(end, b""))
 
 
 OF_OTHERS = ["", "{", "[]", "5", "{}", '{"id": 1}', "[" * 100_000, '{"id": "batch-0", "object": "batch"}']
