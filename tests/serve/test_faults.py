@@ -353,13 +353,32 @@ def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
         await asyncio.sleep(0.01)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading, "excepthook", lambda _: None)
-            patch.setattr(thread, "_do_jobs", lambda: 1 / 0)
+            patch.setattr(thread, "_do_job", lambda: 1 / 0)
             r = await asked
             assert r.status_code == 503 and "stopping" in r.json()["error"]["message"]
             for path in ("/health", "/slots"):
                 assert (await c.get(path)).status_code == 503
             assert (await c.post(COMPLETION, json=body)).status_code == 503
             thread.stop()  # its error has come to nobody when the patch ends
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
+
+
+def test_many_jobs_hold_up_no_text(tales: gg.Model) -> None:
+    """What is computed beside texts (embeddings, activations) has its turn between two tokens, one at a time."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        n_tokens = list[int]()
+
+        def job() -> None:
+            time.sleep(0.01)
+            n_tokens.append(sum(len(slot.generation.ids) for slot in thread.engine.slots) if thread.engine else 0)
+
+        text = asyncio.ensure_future(c.post(COMPLETION, json={"prompt": "x", "n_predict": 99, "ignore_eos": True}))
+        while not thread.engine or not any(not slot.ended for slot in thread.engine.slots):
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*[thread.call(job) for _ in range(20)])
+        assert len(set(n_tokens)) == 20 and (await text).status_code == 200
 
     in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 

@@ -264,7 +264,7 @@ def with_options(params: P, options: Mapping[str, Any]) -> P:
     return replace(params, **options)
 
 
-def _float(value: Real) -> float:
+def _float(value: Any) -> float:
     """The number as a float; infinity when it is too large for one."""
     try:
         return float(value)
