@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml import limits
-from pyggml.errors import ModelError
+from pyggml.errors import Aborted, ModelError
 from pyggml.llm.generate.generation import TextRequest
 from pyggml.llm.samplers import TextParams
 from pyggml.serve import ServeOptions, create_app
@@ -362,6 +362,17 @@ def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
             thread.stop()  # its error has come to nobody when the patch ends
 
     in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
+
+
+def test_what_is_cut_while_it_is_computed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault, and may be asked again: batches do that by themselves."""
+
+    def embed(*args: Any, **options: Any) -> Any:
+        raise Aborted("mul_mat: aborted")
+
+    monkeypatch.setattr(gg.Model, "embed", embed)
+    r = client.post("/v1/embeddings", json={"input": "x"})
+    assert r.status_code == 503 and "stopping" in r.json()["error"]["message"], r.text
 
 
 def test_many_jobs_hold_up_no_text(tales: gg.Model) -> None:
