@@ -98,6 +98,8 @@ def _evaluated(service: Service, body: ActivationsBody, ids: list[int]) -> Mappi
 
 def _change(e: EditBody) -> Callable[[Array], Array]:
     """The function that changes the rows of some tokens: times `scale`, plus `add`."""
+    if bad := next((t for t in e.tokens or () if abs(t) > limits.ACTIVATION_TOKENS), None):
+        raise HTTPError(400, f"edits: no prompt has a token {bad!r:.60}")
     rows = slice(None) if e.tokens is None else np.array(e.tokens, np.int64)
     add = np.array(0.0 if e.add is None else e.add, np.float32)
     scale = np.float32(1.0 if e.scale is None else e.scale)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from pyggml.errors import ModelError
@@ -86,7 +86,7 @@ _REFUSED = {  # llama-server's paths that are not served here: the methods, and 
     "/models/load": (["POST"], "there is one model; --models-dir serves those of a folder"),
     "/models/unload": (["POST"], "there is one model; --models-dir serves those of a folder"),
 }
-_PUBLIC = {"/health", "/v1/health", "/models", "/v1/models"}  # paths that need no key
+_PUBLIC = {"/health", "/v1/health", "/models", "/v1/models", "/v1/models/{id:path}"}  # paths that need no key
 
 
 def application(
@@ -158,11 +158,12 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         lifespan = _both(lifespan, batches)
     for path, (methods, why) in _REFUSED.items():
         routes.append(Route(path, _refuser(why), methods=methods))
+    middleware = _middleware(options, routes)
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=_middleware(options), exception_handlers=_ON)
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=_ON)
     app.state.prefix = options.api_prefix.rstrip("/")
     app.state.n_bodies = app.state.n_coming = 0  # bodies that have not come whole, and their bytes so far
     app.router.redirect_slashes = False  # as llama-server; and the address of a redirect needs a query in UTF-8
@@ -200,7 +201,8 @@ def _page(options: ServeOptions) -> str:
 # -- who may call -----------------------------------------------------------------------------------------------------
 
 
-def _middleware(o: ServeOptions) -> list[Middleware]:
+def _middleware(o: ServeOptions, routes: Sequence[BaseRoute]) -> list[Middleware]:
+    """What requests pass before they come to these paths."""
     origins = [x.strip() for x in o.cors_origins.split(",") if x.strip()]
     local = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?" if "localhost" in origins else None
     cors = Middleware(
@@ -210,17 +212,19 @@ def _middleware(o: ServeOptions) -> list[Middleware]:
         allow_methods=[x.strip() for x in o.cors_methods.split(",")],
         allow_headers=[x.strip() for x in o.cors_headers.split(",")],
     )
-    return [cors, Middleware(_WithKey, keys=o.keys, prefix=o.api_prefix.rstrip("/"))] if o.keys else [cors]
+    if not o.keys:
+        return [cors]
+    prefix, guarded = o.api_prefix.rstrip("/"), [r for r in routes if isinstance(r, Route) and r.path not in _PUBLIC]
+    return [cors, Middleware(_WithKey, keys=o.keys, guarded=[Route(prefix + r.path, r.endpoint) for r in guarded])]
 
 
 class _WithKey:
-    """Lets requests through that have one of the keys: `Authorization: Bearer KEY` or `X-Api-Key: KEY`. Paths that are
-    public, and the page, need no key."""
+    """Lets requests through that have one of the keys: `Authorization: Bearer KEY` or `X-Api-Key: KEY`. By GET only the
+    paths of `guarded` need a key: others are public, or the page's. Whether a path is one of these says the router's
+    own comparison: to it /slots with a line feed behind is /slots, too."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, prefix: str) -> None:
-        self._app, self._keys = app, keys
-        self._guarded = {prefix + path for path in (*_GET, *_POST, *_BOTH)} - {prefix + path for path in _PUBLIC}
-        self._private = tuple(prefix + path for path in ("/slots/", "/v1/files", "/v1/batches"))
+    def __init__(self, app: ASGIApp, keys: Keys, guarded: Sequence[Route]) -> None:
+        self._app, self._keys, self._guarded = app, keys, guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or let the request through."""
@@ -234,8 +238,8 @@ class _WithKey:
         await self._app(scope, receive, send)
 
     def _is_guarded(self, scope: Scope) -> bool:
-        path = scope["path"].rstrip("/") or "/"
-        return scope["method"] not in ("GET", "HEAD") or path in self._guarded or path.startswith(self._private)
+        by_get = scope["method"] in ("GET", "HEAD")
+        return not by_get or any(route.matches(scope)[0] is not Match.NONE for route in self._guarded)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -12,17 +12,17 @@ import asyncio
 import json
 import os
 import re
+from array import array
 from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from email.parser import BytesParser
-from email.policy import HTTP
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message
 
@@ -32,12 +32,14 @@ from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError, of_request
+from .forms import read_form
 from .http import Json, body_of, dumps, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
 _GROW = ("output_file_id", "error_file_id")  # the files that a batch writes
 _LEFT = 3600  # seconds after which data without a name is no upload of another server any more
+_PIECE = 1 << 16  # bytes of a file that are read at a time
 _MOST_WRONG = 1000  # lines of a file that an answer says to be wrong
 Object = dict[str, Any]
 
@@ -48,7 +50,8 @@ class Batches:
     def __init__(self, folder: str, app: ASGIApp, n_parallel: int, timeout: float) -> None:
         self._folder, self._app, self._n_parallel, self._timeout = Path(folder), app, n_parallel, timeout
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._one_form = asyncio.Lock()  # reading a form takes eight times its bytes
+        self._one_file = asyncio.Lock()  # one is read at a time: its names, or a form, take memory
+        self._turns = asyncio.Semaphore(n_parallel)  # requests under way, of all batches together
         self._beginning: list[Object] = []  # batches whose files are being read or made
         self._newer: dict[str, Object] = {}  # batches of which the folder knows less: they run, or the disk was full
 
@@ -89,7 +92,7 @@ class Batches:
             return Json(await self._list("file"))
         body = await body_of(request, self._timeout, limits.BATCH_BYTES, paced=False)
         kind = request.headers.get("content-type", "")
-        async with self._one_form:
+        async with self._one_file:
             with _faults_named():
                 return Json(await run_in_threadpool(lambda: self._new_file(*_form(kind, body))))
 
@@ -105,10 +108,13 @@ class Batches:
 
     async def _content(self, request: Request) -> Response:
         """GET /v1/files/{id}/content. Of a file that grows: the lines so far."""
-        id, kind = self._object(request, "file")["id"], "application/octet-stream"
-        if not self._is_needed(id, *_GROW):
-            return FileResponse(self._data(id), media_type=kind)
-        return Response(await run_in_threadpool(_whole_lines, self._data(id)), media_type=kind)
+        id = self._object(request, "file")["id"]
+        try:
+            file, size = await run_in_threadpool(_opened, self._data(id), self._is_needed(id, *_GROW))
+        except FileNotFoundError:  # it was deleted just now
+            raise _none("file", id) from None
+        headers = {"content-length": str(size)}
+        return StreamingResponse(_parts(file, size), headers=headers, media_type="application/octet-stream")
 
     def _is_needed(self, id: str, *roles: str) -> bool:
         """Whether a batch that is under way has a file in one of these roles."""
@@ -163,8 +169,9 @@ class Batches:
 
     async def _begun(self, batch: Object) -> Object:
         """Begin a batch; one whose lines are wrong has failed."""
-        lines, wrong = await run_in_threadpool(_requests, self._data(batch["input_file_id"]), batch["endpoint"])
-        batch["request_counts"] = {"total": len(lines), "completed": 0, "failed": 0}
+        async with self._one_file:
+            n, wrong = await run_in_threadpool(_requests, self._data(batch["input_file_id"]), batch["endpoint"])
+        batch["request_counts"] = {"total": n, "completed": 0, "failed": 0}
         if wrong:
             return await run_in_threadpool(self._put, _failed(batch, wrong))
         batch |= {"status": "in_progress", "in_progress_at": now()}
@@ -208,7 +215,8 @@ class Batches:
     async def _run(self, batch: Object) -> None:
         """Answer the requests of a batch that have no answer yet."""
         try:
-            left = iter(await run_in_threadpool(self._left, batch))
+            async with self._one_file:
+                left = iter(await run_in_threadpool(self._left, batch))
             await self._count(batch)
             await run_in_threadpool(self._put_lengths, batch)
             workers = [asyncio.ensure_future(self._work(batch, left)) for _ in range(self._n_parallel)]
@@ -224,10 +232,12 @@ class Batches:
             wrong = {"code": "server_error", "message": why, "line": None, "param": None}
             await self._ended(_failed(batch, [wrong]))
 
-    async def _work(self, batch: Object, left: Iterator[Object]) -> None:
-        for line in left:
+    async def _work(self, batch: Object, left: Iterator[int]) -> None:
+        for at in left:
+            line = await run_in_threadpool(_request_at, self._data(batch["input_file_id"]), at)
             while True:
-                code, body = await self._asked(batch["endpoint"], line["body"])
+                async with self._turns:
+                    code, body = await self._asked(batch["endpoint"], line["body"])
                 if code != 503:
                     break
                 await asyncio.sleep(1)  # the queue is full: clients go first
@@ -260,16 +270,21 @@ class Batches:
             return 500, {"error": {"code": 500, "message": type(e).__name__, "type": "server_error"}}
         return status[0], json.loads(b"".join(parts))
 
-    def _left(self, batch: Object) -> list[Object]:
-        """The requests that have no answer yet. What a kill left of a line is taken away."""
-        lines, _ = _requests(self._data(batch["input_file_id"]), batch["endpoint"])
-        done = set[str]()
-        for id in map(batch.get, _GROW):
-            path = self._data(str(id))
-            whole = _whole_lines(path)
-            os.truncate(path, len(whole))
-            done |= {json.loads(line)["custom_id"] for line in whole.splitlines()}
-        return [line for line in lines if line["custom_id"] not in done]
+    def _left(self, batch: Object) -> array[int]:
+        """The places in the file of the requests that have no answer yet. What a kill left of a line is taken away."""
+        done, left, at = set[str](), array("q"), 0
+        for path in (self._data(str(batch[role])) for role in _GROW):
+            size = 0
+            for line in _whole_lines(path):
+                done.add(json.loads(line)["custom_id"])
+                size += len(line)
+            os.truncate(path, size)
+        with open(self._data(batch["input_file_id"]), "rb") as f:
+            for text in f:
+                if text.strip() and _request(text)["custom_id"] not in done:
+                    left.append(at)
+                at += len(text)
+        return left
 
     async def _count(self, batch: Object) -> None:
         """Count the answers in the files."""
@@ -317,19 +332,20 @@ class Batches:
         self._write_ended()
         value = self._read(id) if _ID.fullmatch(id) and id.startswith(kind) else None
         if value is None:
-            raise HTTPError(404, f"there is no {kind} {id!r:.60}")
+            raise _none(kind, id)
         return value
 
     def _read(self, id: str) -> Object | None:
-        """The file or batch of this name; None when there is none, or what stands there is not a server's."""
+        """The file or batch of this name; None when there is none, or what stands there is not a server's. A batch that
+        begins is none yet: nobody was told its name."""
         if (newer := self._newer.get(id)) is not None:
             return newer
-        if not self._about(id).is_file():
+        if any(b["id"] == id for b in tuple(self._beginning)) or not self._about(id).is_file():
             return None
         try:
             value: Any = json.loads(self._about(id).read_bytes())
             return value if value["id"] == id and value["object"] == id.partition("-")[0] else None
-        except (ValueError, TypeError, LookupError, RecursionError):
+        except (ValueError, TypeError, LookupError, RecursionError, FileNotFoundError):  # which was deleted just now
             return None
 
     async def _list(self, kind: str) -> Object:
@@ -352,52 +368,89 @@ def _faults_named() -> Generator[None]:
 
 
 def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
-    """The name, the purpose and the bytes of the file in a form (multipart/form-data)."""
-    if not kind.startswith("multipart/form-data"):
-        raise HTTPError(400, "a file is sent as multipart/form-data, with its purpose")
-    message = BytesParser(policy=HTTP).parsebytes(b"Content-Type: " + kind.encode() + b"\r\n\r\n" + body)
-    parts = {part.get_param("name", header="content-disposition"): part for part in message.iter_parts()}
+    """The name, the purpose and the bytes of the file in a form."""
+    parts = read_form(kind, body)
     if "file" not in parts or "purpose" not in parts:
         raise HTTPError(400, "a form with a file and its purpose is wanted")
-    data, purpose = (parts[name].get_payload(decode=True) for name in ("file", "purpose"))
-    if not isinstance(data, bytes) or not isinstance(purpose, bytes):  # a form in a form
-        raise HTTPError(400, "file and purpose must be bytes, not forms of their own")
-    return parts["file"].get_filename() or "file", purpose.decode("utf-8", "replace"), data
+    file = parts["file"]
+    return file.filename or "file", parts["purpose"].data.decode("utf-8", "replace"), file.data
 
 
-def _requests(path: Path, endpoint: str) -> tuple[list[Object], list[Object]]:
-    """The requests of a file, and what is wrong with it."""
-    found: list[Object] = []
-    wrong: list[Object] = []
-    seen = set[str]()
-    for i, text in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not text.strip():
-            continue
-        try:
-            line: Any = json.loads(text)
-        except (ValueError, RecursionError):
-            line = ""
-        why = why_not(line, (endpoint,), seen)
-        if why and len(wrong) == _MOST_WRONG:
-            wrong.append({"code": "invalid_request", "message": "more lines are wrong", "line": i, "param": None})
-            break
-        if why:
-            wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
-        else:
-            found.append(line)
-            seen.add(line["custom_id"])
-    if not found and not wrong:
+def _requests(path: Path, endpoint: str) -> tuple[int, list[Object]]:
+    """How many requests a file has, and what is wrong with it."""
+    n, wrong, seen = 0, list[Object](), set[str]()
+    with open(path, "rb") as f:
+        for i, text in enumerate(f, 1):
+            if not text.strip():
+                continue
+            line, why = _request(text), ""
+            if len(text) > limits.REQUEST_BYTES:
+                why = f"the line is longer than {limits.REQUEST_BYTES} bytes"
+            why = why or why_not(line, (endpoint,), seen)
+            if why and len(wrong) == _MOST_WRONG:
+                wrong.append({"code": "invalid_request", "message": "more lines are wrong", "line": i, "param": None})
+                break
+            if why:
+                wrong.append({"code": "invalid_request", "message": why, "line": i, "param": None})
+            else:
+                n += 1
+                seen.add(line["custom_id"])
+    if not n and not wrong:
         wrong.append({"code": "empty_file", "message": "the file has no requests", "line": None, "param": None})
-    return found, wrong
+    return n, wrong
 
 
-def _whole_lines(path: Path) -> bytes:
-    data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1]
+def _request(text: bytes) -> Any:
+    """What a line says; "" for one that is too long, or no JSON."""
+    try:
+        return json.loads(text) if len(text) <= limits.REQUEST_BYTES else ""
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _request_at(path: Path, at: int) -> Any:
+    """The request at this place of a file."""
+    with open(path, "rb") as f:
+        f.seek(at)
+        return _request(f.readline())
+
+
+def _none(kind: str, id: str) -> HTTPError:
+    return HTTPError(404, f"there is no {kind} {id!r:.60}")
+
+
+def _opened(path: Path, grows: bool) -> tuple[BinaryIO, int]:
+    """A file, and how many bytes of it are to be shown: those of whole lines, of one that grows."""
+    with ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb"))
+        at = file.seek(0, os.SEEK_END)
+        while grows and at > 0:
+            begin = max(at - _PIECE, 0)
+            file.seek(begin)
+            at = begin + file.read(at - begin).rfind(b"\n") + 1
+            if at > begin:
+                break
+        file.seek(0)
+        stack.pop_all()
+    return file, at
+
+
+async def _parts(file: BinaryIO, size: int) -> AsyncGenerator[bytes]:
+    """The first bytes of an open file, which is closed then."""
+    with file:
+        while size > 0 and (part := await run_in_threadpool(file.read, min(size, _PIECE))):
+            size -= len(part)
+            yield part
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as f:
+        yield from takewhile(lambda line: line.endswith(b"\n"), f)
 
 
 def _n_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
+    with open(path, "rb") as f:
+        return sum(piece.count(b"\n") for piece in iter(lambda: f.read(_PIECE), b""))
 
 
 def _failed(batch: Object, wrong: list[Object]) -> Object:

@@ -108,7 +108,7 @@ class Counts:
     n_accepted: int = 0  # ... that were right
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job(Generic[T]):
     """Something else to do in the thread, between two steps. `ready` says when."""
 
@@ -206,7 +206,7 @@ class EngineThread:
             with self._breaker:
                 while not self._stopped:
                     self._take_orders(wait=not self._busy and not self._jobs)
-                    self._do_jobs()
+                    self._do_job()
                     if self.engine is not None and self.engine.busy:
                         self._step(self.engine)
         finally:  # nobody waits for a thread that has ended, even by an error that nobody thought of
@@ -220,7 +220,9 @@ class EngineThread:
                 self._orders.get(wait)()
                 wait = False
 
-    def _do_jobs(self) -> None:
+    def _do_job(self) -> None:
+        """Do the first job that is ready, and that somebody waits for. One at a time: however many there are, texts
+        that are continued go on between them."""
         for job in tuple(self._jobs):
             if job.ready():
                 self._jobs.remove(job)
@@ -229,6 +231,7 @@ class EngineThread:
                         job.future.set_result(job.run())
                     except BaseException as e:
                         job.future.set_exception(e)
+                    return
 
     def _step(self, engine: Engine) -> None:
         """Evaluate a batch, and hand over what it gave."""

@@ -59,6 +59,8 @@ def of_request(e: Exception) -> HTTPError:
         case ValidationError():
             found = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False)]
             return HTTPError(400, "; ".join(found[:5]) or "the request makes no sense")
+        case Aborted():
+            return stopping()
         case GGUFError() | BackendError():  # the model's file is lost, or the machine fails
             return HTTPError(500, " ".join(str(e).split()))
         case GGMLError():
@@ -80,8 +82,6 @@ def stopping() -> HTTPError:
 
 def of_generation(e: Exception) -> HTTPError:
     """The error of a text that had begun. What the request asked for is to blame for a SamplerError alone."""
-    if isinstance(e, Aborted):
-        return stopping()
-    if isinstance(e, GGMLError) and not isinstance(e, SamplerError):
+    if isinstance(e, GGMLError) and not isinstance(e, (SamplerError, Aborted)):
         return HTTPError(500, " ".join(str(e).split()))
     return of_request(e)

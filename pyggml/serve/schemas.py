@@ -81,6 +81,8 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
         token, bias = pair
         if isinstance(token, str) and not token.isdecimal():
             found.update(dict.fromkeys(vocab.tokenize(token, False), bias))
+        elif isinstance(token, str) and len(token) > 10:
+            raise SamplerError(f"logit_bias: there is no token {token:.60}")
         else:
             found[int(token)] = bias
     return found

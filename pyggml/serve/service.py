@@ -355,7 +355,7 @@ def _time_limit(service: Service, ms: int) -> StoppingCriteria:
             begun.append(now)
         if not lines and b"\n" in vocab.token_to_piece(int(ids[-1])):
             lines.append(True)
-        return bool(lines) and now - begun[0] > ms / 1e3
+        return bool(lines) and (now - begun[0]) * 1e3 > ms
 
     return stop
 

@@ -178,7 +178,7 @@ async def slot_action(request: Request) -> Response:
     if action is None:
         raise HTTPError(400, "Invalid action: it is one of save, restore, erase")
     text = request.path_params["id"]
-    if not text.isdecimal() or not int(text) < service.thread.n_slots:
+    if not text.isdecimal() or len(text) > 9 or not int(text) < service.thread.n_slots:
         raise HTTPError(400, f"Invalid slot ID: there are 0 to {service.thread.n_slots - 1}")
     seq, path = int(text), ""
     if name != "erase":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from email.message import Message
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +13,7 @@ from pyggml import limits
 from pyggml.llm.transcribe import TEMPERATURES, Segment, Transcriber, Transcription
 
 from .errors import HTTPError, of_request
+from .forms import read_form
 from .http import Json, body_of, until_gone
 from .service import service_of
 
@@ -34,7 +34,9 @@ async def _written(request: Request, task: Any) -> Response:
     service = service_of(request)
     if service.model.arch != "whisper":
         raise HTTPError(501, f"This server transcribes nothing: its model is {service.model.arch}, not whisper")
-    form = await _form(request, service.options.timeout)
+    body = await body_of(request, service.options.timeout, limits.MEDIA_BYTES)
+    parts = await service.prepared(lambda: read_form(request.headers.get("content-type", ""), body))
+    form = {name: part.data for name, part in parts.items()}
     sound, shape = form.get("file"), _text(form, "response_format") or "json"
     if not sound:
         raise HTTPError(400, "file: a sound is missing")
@@ -103,25 +105,3 @@ def _temperature(text: str) -> float | tuple[float, ...]:
 
 def _text(form: Mapping[str, bytes], name: str) -> str:
     return form.get(name, b"").decode("utf-8", "replace")
-
-
-async def _form(request: Request, timeout: float) -> dict[str, bytes]:
-    """The fields of a form (multipart/form-data) by name. Raises HTTPError for another body, for one that is too long,
-    or comes too slowly."""
-    head = Message()
-    head["content-type"] = request.headers.get("content-type", "")
-    boundary = head.get_param("boundary")
-    if head.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
-        raise HTTPError(400, "a form (multipart/form-data) with a file is wanted")
-    body = await body_of(request, timeout, limits.MEDIA_BYTES)
-    fields: dict[str, bytes] = {}
-    for piece in (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))[1:-1]:
-        told, _, data = piece.partition(b"\r\n\r\n")
-        for line in told.split(b"\r\n"):
-            about = Message()
-            name, _, value = line.decode("utf-8", "replace").partition(":")
-            if name.strip().lower() == "content-disposition":
-                about["content-disposition"] = value.strip()
-                field = about.get_param("name", header="content-disposition")
-                fields[str(field)] = data
-    return fields

@@ -17,8 +17,10 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
+from pyggml import limits
 from pyggml.serve import ServeOptions, batches, create_app
 from pyggml.serve.batches import Batches
+from pyggml.serve.errors import HTTPError
 
 from .conftest import KEY, process
 
@@ -117,6 +119,35 @@ def test_a_form_in_a_form(client: TestClient) -> None:
     assert r.status_code == 400 and "forms of their own" in r.text
 
 
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (b"--x\r\n\r\n\r\n", "more than 100 parts"),
+        (b"--x\r\ncontent-type: multipart/mixed; boundary=x\r\n\r\n", "forms of their own"),
+        (b"a:\n", "a file and its purpose is wanted"),
+        (b"\r\n--xy --x-- x\r\n", "a file and its purpose is wanted"),
+        (b"\r\n--x\r\na: b", "no headers that end"),
+        (b"\r\n--x\r\n" + b"a: b\r\n" * 1000, "or more than 4096 bytes"),
+    ],
+)
+def test_forms_that_are_none(part: bytes, says: str) -> None:
+    """They are read in a moment: Python's parser of mails took 20 seconds for a megabyte of parts."""
+    start = time.monotonic()
+    with pytest.raises(HTTPError, match=says):
+        batches._form("multipart/form-data; boundary=x", part * (1_000_000 // len(part)))
+    assert time.monotonic() - start < 5
+
+
+def test_a_form_as_others_write_it() -> None:
+    body = b"before\r\n--a b \r\nContent-Disposition: form-data; filename*=utf-8''%C3%A9; name=file\r\n"
+    body += b"X: y\r\n\r\n--a\r\n--a bc\n\r\n\r\n--a b\r\n"
+    body += b'CONTENT-DISPOSITION:form-data;name="purpose"\r\n\r\n\r\n--a b--\r\n'
+    assert batches._form('Multipart/Form-Data; charset=x; boundary="a b"', body) == ("é", "", b"--a\r\n--a bc\n\r\n")
+    for end in (b"\r\n--a b--", b"\r\n--a b--\r\n"):
+        with pytest.raises(HTTPError, match="has no end"):
+            batches._form('multipart/form-data; boundary="a b"', body.replace(end, b""))
+
+
 OF_OTHERS = ["", "{", "[]", "5", "{}", '{"id": 1}', "[" * 100_000, '{"id": "batch-0", "object": "batch"}']
 
 
@@ -142,6 +173,75 @@ def test_a_file_stays_while_its_batch_begins(client: TestClient, monkeypatch: py
     assert answer[0].status_code == 400 and "needed by a batch" in answer[0].text
     assert ended(client, batch["id"])["request_counts"]["completed"] == 2
     assert client.delete(f"/v1/files/{file}").json()["deleted"]
+
+
+def test_files_that_are_deleted_meanwhile(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are read and listed in threads, beside other requests: one may go just after it was there."""
+    there, is_file = [upload(client, b"{}") for _ in range(3)], Path.is_file
+
+    def found_and_lost(path: Path) -> bool:
+        found = is_file(path)
+        if path.stem == there[0]:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", found_and_lost)
+    listed = client.get("/v1/files")
+    assert listed.status_code == 200 and {f["id"] for f in listed.json()["data"]} == {*there[1:]}
+    opened = batches._opened
+
+    def lost(path: Path, grows: bool) -> Any:
+        path.unlink()
+        return opened(path, grows)
+
+    monkeypatch.setattr(batches, "_opened", lost)
+    r = client.get(f"/v1/files/{there[1]}/content")
+    assert r.status_code == 404 and there[1] in r.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 70_000])
+def test_whole_lines_of_a_file_that_grows(tmp_path: Path, n: int) -> None:
+    path = tmp_path / "file"
+    for data in (b"", b"x" * n, b"\n" + b"x" * n, b"a\nbc\n" + b"x" * n, b"x" * n + b"\n"):
+        path.write_bytes(data)
+        file, size = batches._opened(path, True)
+        with file:
+            assert file.read(size) == data[: data.rfind(b"\n") + 1]
+
+
+def test_a_batch_that_begins_cannot_be_cancelled_yet(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in the folder before its requests are begun, and would be answered nevertheless."""
+    make, answers = Batches._make_files, list[Any]()
+
+    def cancelled_meanwhile(self: Batches, batch: Any) -> None:
+        make(self, batch)
+        answers.append(client.get("/v1/batches").json()["data"])
+        answers.append(client.post(f"/v1/batches/{batch['id']}/cancel").status_code)
+
+    monkeypatch.setattr(Batches, "_make_files", cancelled_meanwhile)
+    batch = begun(client, requests(2))
+    assert answers == [[], 404] and ended(client, batch["id"])["status"] == "completed"
+
+
+def test_many_batches_keep_no_client_out(tales: gg.Model, tmp_path: Path) -> None:
+    """Requests of all batches together are as many as there are slots: else those of a few fill the queue."""
+    options = ServeOptions(n_parallel=2, n_queue=4, batches_dir=str(tmp_path), context={"n_threads": 1})
+    with TestClient(create_app(tales, options)) as client:
+        several = [begun(client, requests(40, max_tokens=200, ignore_eos=True)) for _ in range(8)]
+        for _ in range(9):
+            assert client.post(URL, json={"prompt": "A dog", "max_tokens": 1}).status_code == 200
+        for b in several:
+            cancelled = client.post(f"/v1/batches/{b['id']}/cancel").json()
+            assert cancelled["status"] == "cancelled" and not cancelled["request_counts"]["failed"]
+
+
+def test_a_line_that_is_too_long(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = requests(2) + b"\n" + requests(1, user="x" * 500).replace(b"r0", b"r2")
+    monkeypatch.setattr(limits, "REQUEST_BYTES", 500)
+    batch = begun(client, data)
+    assert batch["status"] == "failed" and batch["request_counts"]["total"] == 2
+    (wrong,) = batch["errors"]["data"]
+    assert wrong["line"] == 4 and wrong["message"] == "the line is longer than 500 bytes"
 
 
 def test_cancelled(client: TestClient) -> None:

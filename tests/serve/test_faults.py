@@ -20,13 +20,14 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml import limits
-from pyggml.errors import ModelError
+from pyggml.errors import Aborted, ModelError
 from pyggml.llm.generate.generation import TextRequest
 from pyggml.llm.samplers import TextParams
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.engine_thread import EngineThread
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
+_EDIT = {"node": "l_out-0", "tokens": [10**30]}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,7 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         (COMPLETION, {"prompt": "x", "json_schema": {"type": "fog"}}, 400, "fog"),
         (COMPLETION, {"prompt": "x", "logit_bias": [[1]]}, 400, "logit_bias"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "99999"),
+        (COMPLETION, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, 400, "there is no token 999"),
         (COMPLETION, {"prompt": "x", "stop": [""]}, 400, "stop string"),
         (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
@@ -85,6 +87,8 @@ COMPLETION, CHAT = "/completion", "/v1/chat/completions"
         ("/v1/messages", {"messages": []}, 400, "max_tokens"),
         ("/rerank", {"query": "q"}, 400, '"documents"'),
         ("/slots/x?action=erase", {}, 400, "slot"),
+        (f"/slots/{'9' * 5000}?action=erase", {}, 400, "slot"),
+        ("/v1/activations", {"prompt": "x", "nodes": ["l_out-0"], "edits": [_EDIT]}, 400, "no prompt has a token 1000"),
         ("/no/such", {}, 404, "Not Found"),
     ],
 )
@@ -95,6 +99,17 @@ def test_errors_are_named(client: TestClient, path: str, body: Any, code: int, s
     assert r.status_code == code and says in error["message"], r.text
     if "messages" not in path:
         assert error["code"] == code and error["type"]
+
+
+def test_numbers_that_no_float_holds(client: TestClient) -> None:
+    """JSON has integers of any size. As a bias such a one is endless; as a time it never ends."""
+    lines = [["\n", 10**400]]
+    body = {"prompt": "x", "n_predict": 9, "ignore_eos": True, "logit_bias": lines, "t_max_predict_ms": 10**400}
+    r = client.post(COMPLETION, json=body)
+    assert r.status_code == 200 and r.json()["tokens_predicted"] == 9, r.text
+    body["logit_bias"] = [["\n", 90]]
+    r = client.post(COMPLETION, json=body)
+    assert r.status_code == 200 and r.json()["tokens_predicted"] == 9 and "\n\n" in r.json()["content"], r.text
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
@@ -165,6 +180,23 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     file.write_text("# nobody\n")
     with pytest.raises(ModelError, match="there is no key in it"):
         ServeOptions(api_key_file=str(file))
+
+
+@pytest.mark.parametrize(("prefix", "mounted"), [("", ""), ("/ai", ""), ("", "/below")])
+def test_no_way_around_keys(tales: gg.Model, tmp_path: Path, prefix: str, mounted: str) -> None:
+    """A path that the router takes for an endpoint's needs a key: with a line feed at its end, escaped, below a prefix,
+    and where the application is a part of another one."""
+    folders = {"slot_save_path": str(tmp_path), "batches_dir": str(tmp_path)}
+    options = ServeOptions(n_parallel=1, api_key="key", metrics=True, api_prefix=prefix, **folders)
+    with TestClient(create_app(tales, options), root_path=mounted) as c:
+        paths = ("/slots", "/metrics", "/props", "/lora-adapters", "/v1/files", "/v1/files/file-0", "/v1/batches")
+        for path in (*paths, "/v1/batches/batch-0", "/v1/files/file-0/content"):
+            for way in (path, path + "%0A", path.replace("/s", "/%73")):
+                at = mounted + prefix + way
+                assert c.get(at).status_code == c.head(at).status_code == 401, at
+                assert c.get(at, headers={"X-Api-Key": "key"}).status_code != 401
+        for public in ("/health", "/v1/models", "/v1/models/tales-Q8_0.gguf", "/"):
+            assert c.get(mounted + prefix + public).status_code == 200
 
 
 def test_pages_of_other_origins(tales: gg.Model) -> None:
@@ -321,13 +353,43 @@ def test_a_thread_that_ends_leaves_nobody_waiting(tales: gg.Model) -> None:
         await asyncio.sleep(0.01)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threading, "excepthook", lambda _: None)
-            patch.setattr(thread, "_do_jobs", lambda: 1 / 0)
+            patch.setattr(thread, "_do_job", lambda: 1 / 0)
             r = await asked
             assert r.status_code == 503 and "stopping" in r.json()["error"]["message"]
             for path in ("/health", "/slots"):
                 assert (await c.get(path)).status_code == 503
             assert (await c.post(COMPLETION, json=body)).status_code == 503
             thread.stop()  # its error has come to nobody when the patch ends
+
+    in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
+
+
+def test_what_is_cut_while_it_is_computed(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault, and may be asked again: batches do that by themselves."""
+
+    def embed(*args: Any, **options: Any) -> Any:
+        raise Aborted("mul_mat: aborted")
+
+    monkeypatch.setattr(gg.Model, "embed", embed)
+    r = client.post("/v1/embeddings", json={"input": "x"})
+    assert r.status_code == 503 and "stopping" in r.json()["error"]["message"], r.text
+
+
+def test_many_jobs_hold_up_no_text(tales: gg.Model) -> None:
+    """What is computed beside texts (embeddings, activations) has its turn between two tokens, one at a time."""
+
+    async def test(c: httpx.AsyncClient, thread: EngineThread) -> None:
+        n_tokens = list[int]()
+
+        def job() -> None:
+            time.sleep(0.01)
+            n_tokens.append(sum(len(slot.generation.ids) for slot in thread.engine.slots) if thread.engine else 0)
+
+        text = asyncio.ensure_future(c.post(COMPLETION, json={"prompt": "x", "n_predict": 99, "ignore_eos": True}))
+        while not thread.engine or not any(not slot.ended for slot in thread.engine.slots):
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*[thread.call(job) for _ in range(20)])
+        assert len(set(n_tokens)) == 20 and (await text).status_code == 200
 
     in_app(tales, ServeOptions(n_parallel=1, context={"n_threads": 1}), test)
 

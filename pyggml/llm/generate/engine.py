@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from weakref import WeakSet
 
 from pyggml.errors import BatchError
 from pyggml.types import Floats
@@ -136,7 +137,9 @@ class Engine:
         """Each generation begins when a sequence is free for it. The next one is taken from `generations` when the one
         before it has begun. When a generation raises an error, it ends, and `failed` is called with it and the error;
         without `failed` the error goes to the caller. `snapshots` keep texts that sequences have no room for."""
-        self._ctx, self._more, self._failed, self._snapshots = ctx, iter(generations), failed, snapshots
+        self._ctx, self._failed, self._snapshots = ctx, failed, snapshots
+        unwanted: WeakSet[Generation] = WeakSet()  # cancelled, and perhaps still to come from `generations`
+        self._unwanted, self._more = unwanted, (g for g in generations if g not in unwanted)
         self._turn = 0
         self._adapters: Hashable = None  # those of the last batch, when a generation has some of its own
         self._waiting = deque(islice(self._more, 1))
@@ -157,7 +160,7 @@ class Engine:
         sequence are free. (A generation that has the context to itself leaves there what it has evaluated.) Does
         nothing when the generation has ended. It is called between two tokens, of this generation or another one."""
         self._waiting = deque(g for g in self._waiting if g is not generation)
-        self._more = filter(lambda g: g is not generation, self._more)
+        self._unwanted.add(generation)
         for seq, slot in enumerate(self.slots):
             if slot.generation is generation and not slot.ended:
                 slot.end()

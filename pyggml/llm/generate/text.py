@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -33,7 +34,8 @@ class TextStream:
         if not isinstance(stop, Sequence) or not all(isinstance(s, str) and s for s in stop):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise SamplerError("a stop string must not be empty, or no string")
         self._decoder = StreamDecoder(vocab, special)
-        self._stop = tuple(stop)
+        self._stop = frozenset(stop)  # each token is compared with few of them, however many there are
+        self._in_order, self._lengths = sorted(self._stop), sorted({len(s) for s in self._stop})
         self._held: str = ""
         self.found: str = ""  # the stop string that was found; it and what follows are never shown
 
@@ -56,16 +58,21 @@ class TextStream:
         if not self._stop:
             return text
         text = self._held + text
-        found = [(i, stop) for stop in self._stop if (i := text.find(stop)) >= 0]
-        if found:
-            at, self.found = min(found)
-            self._held = ""
-            return text[:at]
-        n = max(_overlap(text, stop) for stop in self._stop)
+        for i in range(len(text)):
+            for n in self._lengths[: bisect_right(self._lengths, len(text) - i)]:
+                if (stop := text[i : i + n]) in self._stop:
+                    self.found, self._held = stop, ""
+                    return text[:i]
+        n = self._n_begun(text)
         self._held = text[len(text) - n :]
         return text[: len(text) - n]
 
-
-def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+    def _n_begun(self, text: str) -> int:
+        """How many characters at the end of `text` are the beginning of a stop string: of those that come behind these
+        characters in order, the first one begins with them, if any does."""
+        for n in range(min(len(text), self._lengths[-1] - 1), 0, -1):
+            end = text[len(text) - n :]
+            at = bisect_right(self._in_order, end)
+            if at < len(self._in_order) and self._in_order[at].startswith(end):
+                return n
+        return 0

@@ -188,7 +188,7 @@ class SamplingParams:
                 raise option.error(f"{name} must be {option.range.text}, not {value}")
             if isinstance(value, np.generic):
                 object.__setattr__(self, name, cast(Any, value).item())
-        biases = {int(token): -inf if bias is False else bias for token, bias in self.logit_bias.items()}
+        biases = {int(token): -inf if bias is False else _float(bias) for token, bias in self.logit_bias.items()}
         object.__setattr__(self, "logit_bias", biases)
         if self.grammar is not None and self.json_schema is not None:
             raise SamplerError("a grammar and a JSON schema cannot both be given")
@@ -264,8 +264,16 @@ def with_options(params: P, options: Mapping[str, Any]) -> P:
     return replace(params, **options)
 
 
+def _float(value: Any) -> float:
+    """The number as a float; infinity when it is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and -_HUGE < (value if isinstance(value, int) else float(value)) < _HUGE
+    return isinstance(value, Real) and -_HUGE < _float(value) < _HUGE
 
 
 def _is_whole(value: Any) -> bool:
@@ -286,7 +294,7 @@ def _is_bias(value: Any) -> bool:
     given = cast("Mapping[object, Any]", value)
     tokens = all(isinstance(t, Integral) or (isinstance(t, str) and _TOKEN.fullmatch(t)) for t in given)
     return tokens and all(
-        x is False or (isinstance(x, Real) and x is not True and not isnan(x)) for x in given.values()
+        x is False or (isinstance(x, Real) and x is not True and not isnan(_float(x))) for x in given.values()
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +98,24 @@ def test_cancelling_others_in_the_midst_of_a_step(model: Model, ctx: LlamaContex
     assert set(told) == {2} and gs[2].ids == alone(model, PROMPTS[2])
     assert len(gs[1].ids) < N and not gs[3].ids and not gs[4].ids and gs[0].finish_reason == "length"
     assert ctx.memory.seq_pos_max(1) == -1
+
+
+def test_any_number_may_be_cancelled(model: Model, ctx: LlamaContext) -> None:
+    """A server lives long, and clients leave all the time: nothing stays of what was cancelled."""
+    engine, left = Engine(ctx), weakref.WeakSet[Generation]()
+    for _ in range(20):
+        g = generation(ctx, "a")
+        left.add(g)
+        engine.submit(g)
+        engine.cancel(g)
+    for _ in range(100_000):  # each of them was asked again when the engine looked for more: as many calls in C
+        engine.cancel(g)
+    last = generation(ctx, "hello")
+    engine.submit(last)
+    assert [t.id for _, t in engine.run()] == alone(model, "hello")
+    del g
+    gc.collect()
+    assert not left
 
 
 def test_a_prompt_is_cancelled_between_its_batches(model: Model, ctx: LlamaContext) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,36 @@ def test_stop_strings_are_never_shown(model: Model, text: str, stop: list[str], 
         assert expected.startswith("".join(pieces[:i]))
     with pytest.raises(SamplerError, match="empty"):
         TextStream(model.vocab, [""])
+
+
+def test_stop_strings_are_found_as_by_looking_for_each(model: Model) -> None:
+    rng = np.random.default_rng(5)
+
+    def word(n: int) -> str:
+        return "".join(rng.choice(["a", "b", "c"], n, p=[0.6, 0.3, 0.1]))
+
+    def held(text: str, stop: list[str]) -> int:
+        return max(n for s in stop for n in range(len(s)) if text.endswith(s[:n]))
+
+    for _ in range(300):
+        stop, text = [word(n) for n in rng.integers(1, 7, rng.integers(1, 6))], word(30)
+        stream, so_far = TextStream(model.vocab, stop), ""
+        for i, token in enumerate(byte(text), 1):
+            so_far += stream.push(token)
+            found = min(((text[:i].find(s), s) for s in stop if s in text[:i]), default=None)
+            if found is not None:
+                assert (so_far, stream.found) == (text[: found[0]], found[1]), (stop, text)
+                break
+            assert so_far == text[: i - held(text[:i], stop)], (stop, text)
+
+
+def test_many_stop_strings(model: Model) -> None:
+    """A token costs no more for them: other texts wait for it."""
+    stream = TextStream(model.vocab, [f"b{i}c" for i in range(200_000)])
+    start = time.process_time()
+    assert "".join(map(stream.push, byte("ab12 " * 20 + "b777"))) == "ab12 " * 20 and not stream.stopped
+    assert not stream.push(byte("c")[0]) and stream.found == "b777c"
+    assert time.process_time() - start < 3
 
 
 def test_generate_is_reproducible(model: Model) -> None:

@@ -13,6 +13,7 @@ from pyggml.tools.cli import main
 
 import pyggml as gg
 from pyggml.llm.model import Model, load_model
+from pyggml.llm.openai.batch_lines import ENDPOINTS, why_not
 
 from ...tiny_model import write_gguf
 
@@ -88,3 +89,11 @@ def test_the_command_reads_its_standard_input(
         assert about["requests"] == 3 and about["resumed_at"] == had and about["errors"] == 1
     results = [json.loads(text) for text in out.read_text().splitlines()]
     assert [r["index"] for r in results] == [0, 1, 2] and results[0]["response"]["status_code"] == 200
+
+
+def test_names_that_answers_cannot_have() -> None:
+    """An answer has ? in the place of a lone surrogate: the name of another line."""
+    seen = {"a"}
+    for name, is_one in (("a", False), ("\ud800", False), ("\U0001f600", True), ("?", True)):
+        why = why_not({"custom_id": name, "url": "/v1/completions", "body": {}}, ENDPOINTS, seen)
+        assert why == "" if is_one else "no other line" in why, name
