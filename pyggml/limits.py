@@ -43,6 +43,8 @@ SCHEMA_MEMBERS = 1 << 21  # members that it lists, each twice for each schema ar
 SCHEMA_REMAINDERS = 1 << 18  # sum of its `multipleOf` (without zeros at the end): the engine has a state for each
 SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema
 
+SAMPLERS = 64  # in a chain: each looks at the whole vocabulary for each token
+
 # Requests to the server
 REQUEST_BYTES = 1 << 24  # size of a request's body
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 
+from pyggml import limits
 from pyggml.errors import BatchError, GGMLError, OptionError, SamplerError
 from pyggml.signature import check_options
 
@@ -192,6 +193,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", biases)
         if self.grammar is not None and self.json_schema is not None:
             raise SamplerError("a grammar and a JSON schema cannot both be given")
+        if len(self.order) > limits.SAMPLERS:
+            raise SamplerError(f"samplers: {len(self.order)}, at most {limits.SAMPLERS} (pyggml.limits.SAMPLERS)")
         unknown = [name for name in self.order if name not in SAMPLERS]
         if unknown:
             raise SamplerError(f"unknown sampler {unknown[0]!r}; known are: {', '.join(sorted(SAMPLERS))}")

@@ -44,6 +44,9 @@ def test_chain_order_and_defaults(vocab: Vocab) -> None:
     assert names(adaptive_target=0.5, samplers="adaptive-p;min_p") == ["min_p", "adaptive_p"]
     assert names(adaptive_target=0.5, samplers=()) == ["adaptive_p"] and names(samplers=("adaptive_p",)) == []
     assert names(adaptive_target=0.5, samplers=(), temp=0) == ["greedy"]
+    assert names(samplers=("top_k",) * 64) == ["top_k"] * 64
+    with pytest.raises(SamplerError, match="65, at most 64"):
+        names(samplers=("top_k",) * 65)
     assert names(xtc_probability=1.0, xtc_threshold=0.6, repeat_last_n=0, repeat_penalty=2.0) == names()
     logits = np.random.default_rng(1).standard_normal(259).astype(np.float32) * 3
     first, last = (
