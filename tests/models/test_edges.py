@@ -23,6 +23,8 @@ MISUSED: list[tuple[str, str, Any, str]] = [
     ("cohere2moe-moe", "attention.sliding_window_pattern", np.ones(3, np.int32), "must hold 2 numbers, one for each"),
     ("deepseek2-moe", "attention.head_count_kv", NONE[:2], "layer 0 attends, and has no heads of K and V"),
     ("minicpm3-dense", "attention.head_count_kv", NONE[:2], "layer 0 attends, and has no heads of K and V"),
+    ("granite-dense", "attention.head_count_kv", NONE[:1], "n_head_kv = "),
+    ("granite-dense", "attention.head_count_kv", NONE[:3], "n_head_kv = "),
     ("hrm_text-dense", "nextn_predict_layers", 3, "where there are"),
     ("dots3note-moe", "attention.key_length_mla_swa", 0, "key_length_mla_swa must be positive"),
     ("dots3note-moe", "attention.value_length_mla_swa", 0, "value_length_mla_swa must be positive"),
