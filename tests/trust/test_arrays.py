@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyggml.errors import GGMLError, GGUFError, ModelError
+import pyggml as gg
+from pyggml.errors import GGMLError, GGUFError, ModelError, StateError
 from pyggml.gguf_io.split import open_model
 from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.learn.new_model import write_new_model
@@ -92,3 +94,21 @@ def test_counts_of_layers(write: Write, tmp_path: Path, value: Any) -> None:
             write_new_model(write(llama__block_count=value), tmp_path / "new.gguf")
     else:
         write_new_model(write(llama__block_count=value), tmp_path / "new.gguf")
+
+
+def test_states_of_trainings(tmp_path: Path) -> None:
+    """Arrays, JSON that is nested deeply, and more steps than the training has, whose numbers would be looked at."""
+    model, texts = load_model(write_gguf(tmp_path / "tiny.gguf")), [[1, 5, 6, 7]] * 4
+
+    def fit(epochs: int, **states: Path) -> None:
+        model.trainer(gg.AdamW(1e-3), n_ctx=8).fit(texts, epochs=epochs, n_batch=4, **states)
+
+    fit(1, state=tmp_path / "s")
+    state, changed = gg.load(tmp_path / "s"), tmp_path / "c"
+    for key in state.metadata:
+        for value in (*ARRAYS, '{"a":' * 100_000, 1 << 62):
+            gg.save(changed, state, {**state.metadata, key: value})
+            with pytest.raises(StateError, match=re.escape(str(changed))):
+                fit(2, state=tmp_path / "t", resume=changed)
+    gg.save(changed, state, state.metadata)
+    fit(2, resume=changed)
