@@ -100,7 +100,7 @@ def test_states_of_trainings(tmp_path: Path) -> None:
     """Arrays, JSON that is nested deeply, and more steps than the training has, whose numbers would be looked at."""
     model, texts = load_model(write_gguf(tmp_path / "tiny.gguf")), [[1, 5, 6, 7]] * 4
 
-    def fit(epochs: int, **states: Path) -> None:
+    def fit(epochs: int, **states: Any) -> None:
         model.trainer(gg.AdamW(1e-3), n_ctx=8).fit(texts, epochs=epochs, n_batch=4, **states)
 
     fit(1, state=tmp_path / "s")
