@@ -61,6 +61,8 @@ def read_deepseek2(cls: type[D], r: Reader, *, mscale_of_key: bool = True, **own
         rope.SCALING_YARN_LOG_MUL, 0.0
     )  # 0.1 times the model's factor of log(rope scaling factor); the file has the product
     attn_factor = base.rope_attn_factor
+    if log_mul < 0:
+        r.fail(rope.SCALING_YARN_LOG_MUL, f"is {log_mul}: it must not be negative")
     if base.yarn_ext_factor and log_mul:
         mscale = 1.0 if mscale_of_key else (1.0 + 0.1 * log_factor) / (1.0 + log_mul * log_factor)
         attn_factor *= mscale / (1.0 + 0.1 * log_factor)

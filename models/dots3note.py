@@ -57,6 +57,10 @@ class Dots3Note(DeepSeek2[Dots3NoteHParams]):
 def _read(r: Reader) -> Dots3NoteHParams:
     n_rot, n_lora_kv = r.integer(Keys.Rope.DIMENSION_COUNT), r.integer(_RANK)
     window: dict[str, Any] = read_window(r, 0)
+    n_head_k, n_head_v = r.integer(_HEAD_K), r.integer(_HEAD_V)
+    for key, n in ((_HEAD_K, n_head_k), (_HEAD_V, n_head_v)):
+        if not n:
+            r.fail(key, "must be positive")
     return read_deepseek2(
         Dots3NoteHParams,
         r,
@@ -68,8 +72,8 @@ def _read(r: Reader) -> Dots3NoteHParams:
         n_embd_head_k_swa=n_lora_kv + n_rot,
         n_embd_head_v_swa=n_lora_kv,
         rope_first_swa=n_lora_kv,
-        n_embd_head_k_mla_swa=r.integer(_HEAD_K),
-        n_embd_head_v_mla_swa=r.integer(_HEAD_V),
+        n_embd_head_k_mla_swa=n_head_k,
+        n_embd_head_v_mla_swa=n_head_v,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyggml.gguf_io.keys import Keys
+from pyggml.gguf_io.read import says
 from pyggml.graph import Graph
 from pyggml.tensor import Tensor
 
@@ -99,7 +100,7 @@ def _chosen(b: Build, hp: GLM5NextHParams, cur: Tensor, pos: Tensor, il: int, q_
 
 def _read(r: Reader) -> GLM5NextHParams:
     for key, good in ((Keys.Rope.DIMENSION_COUNT, 0), (_TAIL, True)):
-        if r.get(key, good) != good:
+        if r.name(key) in r.kv and not says(r.kv, r.name(key), good):
             r.fail(key, f"is {r.get(key)!r}; supported is {good!r}")
     clamps, n_pool = Keys.LLM.SWIGLU_CLAMP_SHEXP, r.integer(_POOL)
     if not 1 < n_pool <= _MAX_POOL:

@@ -240,6 +240,8 @@ class HParams:
             self._set("n_head_kv", self.n_head)
         elif any(self._layers(self.n_head_kv)):  # else no layer attends
             self._set("n_head_kv", self._per_layer("n_head_kv", self.n_head_kv))
+        elif len(self._layers(self.n_head_kv)) != self.n_layer:
+            refuse("n_head_kv", self.n_head_kv, f"there are {self.n_layer} layers")
         if self.n_ff_exp:
             self._set("n_ff_exp", self._per_layer("n_ff_exp", self.n_ff_exp))
         heads = self._layers(self.n_head)

@@ -39,9 +39,9 @@ class HRMHParams(HParams):
 
 def _read(r: Reader) -> HRMHParams:
     n_stack, n_high, n_low = (r.integer(key) for key in (_STACK, _HIGH, _LOW))
-    if not (n_stack and n_high and n_low) or r.integer(Keys.LLM.BLOCK_COUNT) != n_stack * n_high * (n_low + 1):
+    if not (n_stack and n_high and n_low) or r.n_layer != n_stack * n_high * (n_low + 1):
         n = f"{n_high} cycles of {n_low} + 1 runs of {n_stack} layers"
-        r.fail(Keys.LLM.BLOCK_COUNT, f"is {r.integer(Keys.LLM.BLOCK_COUNT)}, where there are {n}")
+        r.fail(Keys.LLM.BLOCK_COUNT, f"says that there are {r.n_layer} layers, where there are {n}")
     return read_hparams(
         HRMHParams,
         r,

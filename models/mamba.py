@@ -16,6 +16,9 @@ from .blocks.ssm import SSM, build_mamba, build_mamba2
 from .hparams import HParams, StateShape
 from .metadata import Reader, read_hparams
 
+_TIME_STEP_MIN = "{arch}.ssm.time_step_min"  # only pyggml has this key: llama.cpp knows no shortest step
+_LONGEST_STEP = 100.0  # of the shortest one; checkpoints have 0.001
+
 
 @dataclass(frozen=True, kw_only=True)
 class MambaHParams(HParams):
@@ -47,8 +50,10 @@ def read_ssm(r: Reader) -> SSM:
         r.integer(keys.STATE_SIZE),
         r.integer(keys.TIME_STEP_RANK),
         r.integer(keys.GROUP_COUNT, 0),
-        r.number("{arch}.ssm.time_step_min", 0.0),  # only pyggml has this key: llama.cpp knows no shortest step
+        r.number(_TIME_STEP_MIN, 0.0),
     )
+    if not 0 <= m.dt_min <= _LONGEST_STEP:
+        r.fail(_TIME_STEP_MIN, f"is {m.dt_min}, not from 0 to {_LONGEST_STEP}")
     for key, value in ((keys.CONV_KERNEL, m.d_conv - 1), (keys.INNER_SIZE, m.d_inner), (keys.STATE_SIZE, m.d_state)):
         if value < 1:
             r.fail(key, "must be larger")

@@ -150,7 +150,10 @@ class Reader:
             values = cast("Sequence[object]", value.tolist())
             if not values or not all(type(v) is int and 0 <= v < MAX_INT for v in values):
                 self.fail(key, "must hold whole numbers, one for each layer")
-            return self.of_layers(cast("Sequence[int]", values))
+            found = self.of_layers(cast("Sequence[int]", values))
+            if not found:
+                self.fail(key, f"has {len(values)} values, and none for the layers from {self.layers.start} on")
+            return found
         if value is default and (value == 0 or isinstance(value, tuple)):
             return cast("PerLayer", value)
         if type(value) is not int or not 0 < value < MAX_INT:
@@ -167,10 +170,13 @@ def read_clamps(r: Reader, key: str) -> tuple[float, ...]:
 
 def read_rope_sections(r: Reader) -> tuple[int, ...]:
     """How many pairs of a head turn by each of the four positions of a token. Empty when the file does not say."""
-    values = r.get(Keys.Rope.DIMENSION_SECTIONS, np.empty(0, np.int32))
+    key = Keys.Rope.DIMENSION_SECTIONS
+    values = r.get(key, np.empty(0, np.int32))
     if not isinstance(values, np.ndarray):
-        values = np.full(4, r.integer(Keys.Rope.DIMENSION_SECTIONS))
-    return tuple(int(v) for v in cast("Sequence[int]", values.tolist()))
+        return (r.integer(key),) * 4
+    if values.dtype.kind not in "iu":
+        r.fail(key, "must hold whole numbers")
+    return tuple(cast("list[int]", values.tolist()))
 
 
 def read_window(
@@ -196,7 +202,10 @@ def read_swa_pattern(r: Reader, n_pattern: int, dense_first: bool = False) -> tu
     """Which layers have a sliding window, 1 of each that has one, see `read_window`."""
     key = Keys.Attention.SLIDING_WINDOW_PATTERN
     if isinstance(r.get(key, None), np.ndarray):
-        return r.flags(key)
+        flags = r.flags(key)
+        if len(flags) != len(r.layers):
+            r.fail(key, f"must hold {len(r.layers)} numbers, one for each layer")
+        return flags
     n = r.integer(key, n_pattern)
     dense = 0 if dense_first else n - 1
     return tuple(int(n == 0 or il % n != dense) for il in r.layers)

@@ -331,7 +331,7 @@ def _read(r: Reader) -> Qwen4HParams:
     llm = Keys.LLM
     if not r.integer(llm.EXPERT_SHARED_FEED_FORWARD_LENGTH, 0):
         own["n_ff_shexp"] = r.integer(llm.FEED_FORWARD_LENGTH)
-    if not r.get(llm.EXPERT_FEED_FORWARD_LENGTH, 0):
+    if not r.per_layer(llm.EXPERT_FEED_FORWARD_LENGTH, 0):
         own["n_ff_exp"] = r.integer(llm.FEED_FORWARD_LENGTH) // max(r.integer(llm.EXPERT_USED_COUNT), 1)
     recurrent, ngrams, ssm = read_recurrent(r, 4), _read_ngrams(r), read_ssm(r)
     layer = cast("int", ngrams["ngram_layer"])

@@ -59,7 +59,7 @@ def _read(r: Reader, *, crossed: bool, version: int) -> RWKVHParams:
         r.integer(llm.EMBEDDING_LENGTH),
         r.integer(Keys.WKV.HEAD_SIZE),
     )
-    if head_size < 1 or n_embd % head_size:
+    if head_size < 1 or n_embd < 1 or n_embd % head_size:
         r.fail(Keys.WKV.HEAD_SIZE, f"is {head_size}, which does not divide {n_embd}")
     n_head = n_embd // head_size
     n_head_kv = (r.integer(attention.HEAD_COUNT_KV, 0) or n_head) if crossed and version == 6 else n_head

@@ -23,6 +23,7 @@ from .measure.bench_history import append_history
 from .measure.llama_bench import tokens_per_second
 from .options import Json
 from .outputs import not_the_model
+from .plain import for_rich
 from .running import Run
 
 
@@ -144,7 +145,7 @@ def bench(
             r["profile"] = {by: [vars(x) for x in p.table(by)] for by in ("op", "layer")} | {"idle": p.idle}
         print(json.dumps(rows))
         return
-    table = Table("test", "threads", "tokens/s", "median", "spread", title=m.path)
+    table = Table("test", "threads", "tokens/s", "median", "spread", title=for_rich(m.path))
     if against is not None:
         table.add_column("theirs")
         table.add_column("ratio")

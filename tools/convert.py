@@ -23,6 +23,7 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from .command import Argument, Option
 from .convert_lora import convert_lora
 from .options import Json, Threads
+from .plain import for_rich
 from .quantize import TABLE_WIDTH, row_of, table_of
 from .split import parse_size
 
@@ -112,7 +113,7 @@ def convert(
     if report:
         Console(width=max(console.width, TABLE_WIDTH)).print(table_of(plan))
     about = "the vocabulary" if vocab_only else f"{written}, {plan.bytes_after / 2**20:.2f} MiB"
-    console.print(f"{source} -> {' '.join(paths)}: {about}", soft_wrap=True)
+    console.print(for_rich(f"{source} -> {' '.join(paths)}: {about}"), soft_wrap=True)
 
 
 def _export(source: Path, out: Path, show: Callable[[int, int], None]) -> None:

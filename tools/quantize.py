@@ -133,7 +133,7 @@ def quantize(
     if plan.without_imatrix:
         stderr.print(
             f"warning: {len(plan.without_imatrix)} tensors get so few bits that they want an importance matrix "
-            f"(--imatrix), the first is {plan.without_imatrix[0]}",
+            f"(--imatrix), the first is {for_rich(plan.without_imatrix[0])}",
             soft_wrap=True,
         )
     if not dry_run:
@@ -149,4 +149,5 @@ def quantize(
     if report or dry_run:
         Console(width=max(console.width, TABLE_WIDTH)).print(table_of(plan))
     sizes = f"{plan.bytes_before / 2**20:.2f} MiB -> {plan.bytes_after / 2**20:.2f} MiB, {bits:.2f} bits per weight"
-    console.print(f"{source} -> {'(dry run)' if dry_run else out}: {name}, {sizes}", soft_wrap=True)
+    made = "(dry run)" if dry_run else out
+    console.print(for_rich(f"{source} -> {made}: {name}, {sizes}"), soft_wrap=True)

@@ -176,8 +176,11 @@ class Build(WeightedGraph, Generic[H_co]):
         return inpL
 
     def use(self, il: int) -> CacheUse:
-        """How layer `il` uses its cache."""
-        return next(u for u in self.uses if il in u.kv.index and not u.kv.cross)
+        """How layer `il` uses its cache. Raises ModelError when none has K and V for it."""
+        found = next((u for u in self.uses if il in u.kv.index and not u.kv.cross), None)
+        if found is None:
+            raise ModelError(f"hyperparameter n_head_kv: layer {il} attends, and has no heads of K and V")
+        return found
 
     @property
     def cross(self) -> CacheUse:

@@ -25,7 +25,7 @@ from pyggml.errors import GGUFError
 from pyggml.native.packing import GROUP, can_unpack, matrix_size
 from pyggml.tensor import Ne, rank_of
 
-from .read import MAX_NAME, GGUFFile, GGUFTensor
+from .read import MAX_NAME, GGUFFile, GGUFTensor, says
 from .write import kv_record
 
 LAYOUT = "r16"
@@ -68,8 +68,8 @@ def with_layout(file: GGUFFile) -> GGUFFile:
     do not match the tensors."""
     if _LAYOUT not in file.kv:
         return file
-    layout, version = file.kv[_LAYOUT], file.kv.get(_LAYOUT_VERSION)
-    if (layout, version) != (LAYOUT, _VERSION):
+    if not (says(file.kv, _LAYOUT, LAYOUT) and says(file.kv, _LAYOUT_VERSION, _VERSION)):
+        layout, version = file.kv[_LAYOUT], file.kv.get(_LAYOUT_VERSION)
         raise GGUFError(
             f"{file.path}: its weights are repacked in the layout {layout!r:.40}, version {version!r:.40}; this pyggml "
             f"reads {LAYOUT!r}, version {_VERSION}: it takes the file that it was made of"

@@ -180,6 +180,12 @@ def with_overrides(kv: Mapping[str, KVValue], overrides: Mapping[str, Override] 
     return out
 
 
+def says(kv: Mapping[str, object], key: str, *values: KVValue) -> bool:
+    """Whether the value of a key is one of these single values. (NumPy would compare the elements of an array.)"""
+    value = kv.get(key)
+    return not isinstance(value, np.ndarray) and value in values
+
+
 def lock_memory(array: npt.NDArray[Any]) -> bool:
     """Keep an array's pages in RAM (mlock). Failure is a RuntimeWarning and False: the model runs without it."""
     reason = lock_pages(array.ctypes.data, array.nbytes)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pyggml.errors import GGUFError, path_name
 from pyggml.native.packing import unpacked
+from pyggml.small_file import open_regular
 from pyggml.tensor import rank_of
 
 from .baked import with_layout
@@ -58,6 +59,8 @@ def _open_parts(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile
     count = _number(first, COUNT) if COUNT in first.kv else 0
     if count < 2:
         return first
+    if count > MAX_PARTS:  # before any list with a name for each of them
+        raise GGUFError(f"{first.path}: {COUNT} is {count}: a model has at most {MAX_PARTS} parts")
     no = _number(first, NO)
     name = path_name(path, GGUFError)
     prefix = prefix_of(name)
@@ -112,7 +115,7 @@ class PartReader:
 
     def __enter__(self) -> PartReader:
         with ExitStack() as opened:
-            self._fds = [opened.enter_context(open(part.path, "rb", buffering=0)) for part in self._file.parts]
+            self._fds = [opened.enter_context(_reopened(part)) for part in self._file.parts]
             self._open = opened.pop_all()
         return self
 
@@ -135,6 +138,15 @@ class PartReader:
         """All bytes of the tensor, in pieces."""
         for start in range(0, t.nbytes, _CHUNK):
             yield self.read(t, start, min(_CHUNK, t.nbytes - start))
+
+
+def _reopened(part: GGUFFile) -> BinaryIO:
+    """An open part, opened once more. Raises GGUFError when its path names something else by now."""
+    f = open_regular(part.path, GGUFError)
+    if os.fstat(f.fileno()).st_size != part.size:
+        f.close()
+        raise GGUFError(f"{part.path}: had {part.size} bytes when it was opened; was it changed meanwhile?")
+    return f
 
 
 # -- writing

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from pyggml.errors import ModelError
+from pyggml.gguf_io.read import says
 from pyggml.llm.vocab import TokenType, Vocab
 from pyggml.llm.vocab.kinds.bpe import SPELLING
 from pyggml.native.vocab.texts import Ints, Texts
@@ -39,7 +40,7 @@ Keys = dict[str, Any]
 def tokenizer_files(kv: Mapping[str, Any], folder: Path) -> dict[str, Keys]:
     """The contents of the JSON files; tokenizer.model is written into `folder` at once. Raises ModelError for a
     vocabulary that these files cannot describe."""
-    if kv.get(f"{KEY}model", "none") in ("none", "no_vocab"):
+    if f"{KEY}model" not in kv or says(kv, f"{KEY}model", "none", "no_vocab"):
         return {}
     v = _Vocabulary(kv)
     kind = v.vocab.kind

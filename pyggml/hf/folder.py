@@ -162,6 +162,8 @@ def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
         value = kv.get(f"{arch}.{key}", default)
         if isinstance(value, np.ndarray):
             value = next((v for v in cast("list[int]", value.tolist()) if v), default)
+        if not isinstance(value, (int, np.integer)):  # in a file whose builder does not read this key
+            raise ModelError(f"the key {arch}.{key} must be a whole number, not {value!r:.60}")
         return int(value)
 
     n_head = integer("attention.head_count", 1)

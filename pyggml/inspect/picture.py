@@ -182,10 +182,12 @@ def folds(shown: Sequence[Tensor], layers: Mapping[Tensor, int], note: Mapping[T
     number = layers.number if isinstance(layers, Layers) else str
     signs = {il: _signature(number(il), ts, note, begins) for il, ts in members.items()}
     found: list[Fold] = []
-    il, end = min(signs, default=0), max(signs, default=-1) + 1
-    while il < end:
+    done, end = min(signs, default=0), max(signs, default=-1) + 1
+    for il in sorted(signs):  # not each number: the names in a file may have any
+        if il < done:
+            continue
         best = Fold(il, 1, 1)
-        for period in range(1, min(_MAX_PERIOD, end - il) + 1) if il in signs else ():
+        for period in range(1, min(_MAX_PERIOD, end - il) + 1):
             at = il + period
             while at < end and at in signs and signs.get(at - period) == signs[at]:
                 at += 1
@@ -194,7 +196,7 @@ def folds(shown: Sequence[Tensor], layers: Mapping[Tensor, int], note: Mapping[T
                 best = fold
         if best.times > 1 and _has_order(shown, layers, [*found, best]):
             found.append(best)
-        il = best.end
+        done = best.end
     return found
 
 

@@ -20,7 +20,9 @@ import numpy as np
 from pyggml.bars import bar
 from pyggml.codec import Array
 from pyggml.errors import BatchError, StateError, whole
+from pyggml.gguf_io.read import says
 from pyggml.llm.interrupt import uninterrupted
+from pyggml.small_file import parse_json
 from pyggml.types import Floats
 
 from .dataset import Batches
@@ -182,6 +184,8 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
 
         def check(kv: Mapping[str, Any]) -> None:
             nonlocal run
+            if kv.get(STEPS, 0) > n_steps:  # before the numbers of each of them are looked at
+                raise StateError(f"{path}: has made {kv[STEPS]} steps; the training ends after {n_steps}")
             _check(path, kv, about, learner)
             run = _Run.of(path, kv)
 
@@ -257,7 +261,7 @@ def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any], learner: 
         if was.get(name) != now.get(name):
             text = f"{name} was {_shown(was.get(name))} there, and is {_shown(now.get(name))} here"
             raise StateError(f"{path}: is the state of another training: {text}")
-    if kv.get(_NUMBERS) != _hash_of(learner, kv.get(STEPS, 0)):
+    if not says(kv, _NUMBERS, _hash_of(learner, kv.get(STEPS, 0))):
         text = "the learning rates of the steps that were made differ (a schedule may depend on the number of steps)"
         raise StateError(f"{path}: is the state of another training: {text}")
 
@@ -289,10 +293,7 @@ def named(x: object) -> Any:
 
 
 def _object(path: str, text: Any) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (TypeError, ValueError):
-        found = None
+    found = parse_json(path, text, StateError) if isinstance(text, str) else None
     if not isinstance(found, dict):
         raise StateError(f"{path}: is no state of a training that this version reads")
     return cast("dict[str, Any]", found)

@@ -12,11 +12,13 @@ import numpy as np
 
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.keys import Keys
 from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.hf.folder import HFFolder
 from pyggml.hf.parts import read_object
 from pyggml.llm.quantize.source import Source, open_source
 from pyggml.models import get_architecture
+from pyggml.models.metadata import Reader
 from pyggml.models.weights import ShapeOnlyWeights
 from pyggml.tensor import rank_of
 from pyggml.types import Floats
@@ -49,7 +51,10 @@ def write_new_model(like: str | os.PathLike[str], path: str | os.PathLike[str], 
     names = [*shapes, *(n for n in made if n not in shapes)]
     ne = {**shapes, **{n: a.shape[::-1] for n, a in made.items()}}
     records = [*source.records((_FILE_TYPE,)), kv_record(_FILE_TYPE, _ALL_F32)]
-    n_layer = int(source.kv[f"{source.kv['general.architecture']}.block_count"])
+    arch = source.kv.get("general.architecture")
+    if not isinstance(arch, str):
+        raise ModelError(f"{source.path}: the key general.architecture is missing or no string")
+    n_layer = max(Reader(arch, source.kv).integer(Keys.LLM.BLOCK_COUNT), 1)
     with GGUFOut(path, records, [(n, DType.F32, ne[n]) for n in names], source.alignment) as out:
         for n in names:
             out.write_tensor([made[n]] if n in made else _initial(source.path, n, ne[n], seed, n_layer))

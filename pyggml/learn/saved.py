@@ -23,6 +23,7 @@ from pyggml.llm.adapters.peft import peft_files, save_lora_peft
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.quantize.source import Source, SourceTensor
 from pyggml.models.names import tensor_name
+from pyggml.small_file import parse_json
 from pyggml.tensor import Tensor
 from pyggml.types import Floats
 
@@ -214,10 +215,7 @@ def _text(value: object) -> str:
 
 def _check_options(path: str, stored: object, here: dict[str, str]) -> None:
     """Raises StateError, which says what differs."""
-    try:
-        there = json.loads(stored if isinstance(stored, str) else "")
-    except json.JSONDecodeError:
-        there = None
+    there = parse_json(f"{path}: {_OPTIONS}", stored, StateError) if isinstance(stored, str) else None
     if not isinstance(there, dict):
         raise StateError(f"{path}: {_OPTIONS} is {stored!r:.60}")
     there = cast("dict[str, object]", there)

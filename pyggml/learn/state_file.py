@@ -12,6 +12,7 @@ import numpy as np
 from pyggml.errors import GraphError, ModelError, StateError, path_name
 from pyggml.gguf_io import tensor_file
 from pyggml.gguf_io.atomic_file import AtomicFile
+from pyggml.gguf_io.read import says
 from pyggml.tensor import Tensor
 
 _VERSION = "pyggml.training.version"
@@ -69,14 +70,14 @@ def read_state(path: str | os.PathLike[str], trained: Trained, check: Callable[[
     GGUFError for a bad file, StateError for the state of another training, and what `check` raises; then nothing has
     changed."""
     name_of_file, file = os.fspath(path), tensor_file.load(path)
-    if file.metadata.get(_VERSION) != _FORMAT:
+    if not says(file.metadata, _VERSION, _FORMAT):
         raise StateError(f"{name_of_file}: is no state of a training that this version reads")
     n_steps = file.metadata.get(STEPS)
     if type(n_steps) is not int or n_steps < 0:
         raise StateError(f"{name_of_file}: {STEPS} is {n_steps!r:.60}")
     check(file.metadata)
     for key, value in trained.of.items():
-        if file.metadata.get(key) != value:
+        if not says(file.metadata, key, value):
             raise StateError(f"{name_of_file}: {key} is {file.metadata.get(key)!r:.60}, here {value!r:.60}")
     targets = trained.tensors
     for name in sorted(file.keys() ^ targets.keys()):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pyggml.errors import BatchError, ModelError
+from pyggml.gguf_io.read import says
 from pyggml.types import Ints
 
 from .batch import Batch, MediaRow, token_ids
@@ -127,7 +128,7 @@ def media_token(model: LoadedModel, media: str = "image") -> int | None:
     if "tokenizer.ggml.tokens" not in model.kv:
         return None
     known = _IMAGE_TOKENS if media == "image" else _AUDIO_TOKENS
-    if media == "image" and model.kv.get("pyggml.media.family") in ("minicpmv", "minicpmo"):
+    if media == "image" and says(model.kv, "pyggml.media.family", "minicpmv", "minicpmo"):
         known = ("<unk>",)
     return next((token for token in (token_of(model, text) for text in known) if token is not None), None)
 

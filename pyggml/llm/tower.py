@@ -14,6 +14,7 @@ from pyggml import limits
 from pyggml.backends.cpu.repack import be_fast, repack, repack_in_passing
 from pyggml.errors import MediaError, ModelError, OneSite
 from pyggml.gguf_io.bind import bind
+from pyggml.gguf_io.read import says
 from pyggml.gguf_io.split import open_model
 from pyggml.inspect.watch import Watches
 from pyggml.logger import LOG
@@ -159,7 +160,7 @@ def open_tower_of(
     if mmproj is None:
         return None if of_folder is None else LoadedTower(path, *of_folder, side, keeps, fast)
     file = open_model(mmproj, True)
-    if file.kv.get("general.architecture") != "clip":
+    if not says(file.kv, "general.architecture", "clip"):
         raise ModelError(f"{file.path}: no mmproj file: its general.architecture is not clip")
     for key in _ONE_VALUE:
         for name in (f"clip.{key}", f"clip.{side}.{key}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from pyggml.gguf_io.split import (
     split_model,
     split_tensors,
 )
-from pyggml.gguf_io.write import kv_record
+from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.llm.model import load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
@@ -163,3 +164,28 @@ def test_parts_have_a_name(prefix: str, tiny: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(GGUFError, match="names no file"):
         split_model(tiny, prefix)
     assert not [*tmp_path.rglob("*.gguf")]
+
+
+@pytest.mark.parametrize("n", [65536, (1 << 31) - 1])
+def test_more_parts_than_there_can_be(tmp_path: Path, n: int) -> None:
+    """A file of 160 bytes: no list of so many names is made."""
+    kv = {"general.architecture": "llama", "split.no": np.uint16(0), "split.tensors.count": np.int32(0)}
+    path = part_path(str(tmp_path / "m"), 0, n)
+    with GGUFOut(path, [kv_record(k, v) for k, v in {**kv, "split.count": np.uint32(n)}.items()], [], 32):
+        pass
+    with pytest.raises(GGUFError, match=f"split.count is {n}: a model has at most 65535 parts"):
+        open_model(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such files")
+def test_parts_that_become_something_else(parts: list[Path], tmp_path: Path) -> None:
+    """Between opening and writing: a FIFO does not block, and bytes of another file are not taken for those tensors."""
+    plan, out = plan_quantization(parts[0], "Q8_0"), tmp_path / "q.gguf"
+    shutil.copyfile(parts[0], parts[2])
+    with pytest.raises(GGUFError, match=r"00003-of-00003.gguf: had \d+ bytes when it was opened"):
+        write_quantized(plan, out)
+    parts[2].unlink()
+    os.mkfifo(parts[2])
+    with pytest.raises(GGUFError, match=r"00003-of-00003.gguf: is no regular file"):
+        write_quantized(plan, out)
+    assert not out.exists()

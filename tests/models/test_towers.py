@@ -385,6 +385,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
         ("clip", {"v_num_attention_heads": 3}, "head_count"),
         ("llava-clip", {"vision_feature_layer": 7}, "vision_feature_layer"),
         ("llava-clip", {"v_model_type": "eva"}, "a tower of model_type 'eva' is not known"),
+        ("llava-clip", {"v_model_type": ["eva"]}, r"a tower of model_type \['eva'\] is not known"),
         ("qwen3-vl", {"deepstack_visual_indexes": 3, "v_deepstack_visual_indexes": 3}, "cannot have"),
         ("qwen2-vl", {"v_temporal_patch_size": 3}, "temporal_patch_size"),
         ("gemma3", {"mm_tokens_per_image": 0}, "cannot have"),

@@ -48,9 +48,9 @@ def tower_family(raw: Mapping[str, Any]) -> TowerFamily | None:
     if not kinds:
         return found[0]
     own = raw[found[0].part].get("model_type")
-    if own not in kinds:
+    if not isinstance(own, str) or own not in kinds:
         raise ModelError(f"a tower of model_type {own!r:.60} is not known; of {kind}, {', '.join(kinds)} are")
-    return kinds[str(own)]
+    return kinds[own]
 
 
 def _text_family(raw: Mapping[str, Any]) -> TowerFamily | None:

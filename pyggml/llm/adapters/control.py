@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError, path_name, whole
-from pyggml.gguf_io.read import open_gguf
+from pyggml.gguf_io.read import open_gguf, says
 from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.types import Floats
 
@@ -106,7 +106,7 @@ def load_control_vector(path: str | os.PathLike[str]) -> ControlVector:
     """The control vector in a GGUF file. Raises GGUFError for a bad file, ModelError naming a tensor that is not a
     direction."""
     file = open_gguf(path_name(path, ModelError))
-    if file.kv.get("general.architecture") != _ARCH:
+    if not says(file.kv, "general.architecture", _ARCH):
         found = file.kv.get("general.architecture")
         raise ModelError(f"{file.path}: is no control vector: general.architecture is {found!r:.60}, not {_ARCH!r}")
     directions: dict[int, Floats] = {}

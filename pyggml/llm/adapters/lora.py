@@ -13,7 +13,7 @@ from pyggml.backends.quantize import dequantize
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError, path_name
 from pyggml.gguf_io.bind import bind
-from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT, open_gguf
+from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT, open_gguf, says
 from pyggml.gguf_io.write import GGUFOut, kv_record
 from pyggml.logger import LOG
 from pyggml.models.weights import Weights
@@ -91,7 +91,7 @@ def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
     """
     file = open_gguf(path_name(path, ModelError))
     for key, want in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if file.kv.get(key) != want:
+        if not says(file.kv, key, want):
             raise ModelError(f"{file.path}: is no LoRA adapter: {key} is {file.kv.get(key)!r:.60}, not {want!r}")
     if "adapter.alora.invocation_tokens" in file.kv:
         raise ModelError(f"{file.path}: adapters that some tokens switch on (aLoRA) are not supported")

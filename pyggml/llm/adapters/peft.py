@@ -21,6 +21,7 @@ from pyggml import limits
 from pyggml.codec import Array
 from pyggml.dtypes import DType
 from pyggml.errors import ModelError
+from pyggml.gguf_io.keys import Keys
 from pyggml.hf.export import Written, planned
 from pyggml.hf.families import families_of_arch
 from pyggml.hf.family import Family
@@ -29,6 +30,8 @@ from pyggml.hf.moves import TRANSPOSED, Move, Sizes, Value
 from pyggml.hf.parts import read_object
 from pyggml.hf.safetensors import StoredTensor, open_file, write_file
 from pyggml.hf.tensors import Tensors, as_f32
+from pyggml.models.hparams import MAX_LAYERS
+from pyggml.models.metadata import Reader
 from pyggml.system.files import sync_folder, sync_tree
 from pyggml.tensor import Context, Tensor
 
@@ -91,7 +94,10 @@ def load_lora_peft(folder: Path, model: PeftTarget) -> Lora:
     _check_config(folder, config)
     halves = _halves(folder, config, _Patterns(str(folder / CONFIG), config))
     family = families_of_arch(model.arch)[0]
-    n_layer = max(int(model.kv.get(f"{model.arch}.{part}block_count", 0)) for part in ("", "decoder_"))
+    r = Reader(model.arch, model.kv)
+    n_layer = max(r.integer(Keys.LLM.BLOCK_COUNT, 0), r.integer(Keys.LLM.DECODER_BLOCK_COUNT, 0))
+    if n_layer > MAX_LAYERS:  # a builder without a decoder does not look at the second
+        r.fail(Keys.LLM.DECODER_BLOCK_COUNT, f"is {n_layer}: more than the {MAX_LAYERS} layers supported")
     names = Tensors(family, n_layer, sizes_of(model.arch, model.kv))
     found: dict[str, dict[int, _Part]] = {}
     for half in halves:

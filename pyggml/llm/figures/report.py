@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from pyggml.gguf_io.read import says
 from pyggml.logger import LOG
 from pyggml.models.memory.memory import Memory
 from pyggml.sched import Scheduler
@@ -57,7 +58,7 @@ def _model_lines(model: LoadedModel) -> Iterator[str]:
     yield f"print_info: file type             = {file_type_name(kv.get('general.file_type')) or 'unknown'}"
     yield f"print_info: file size             = {n_bytes / _MIB:.2f} MiB ({8 * n_bytes / n_elements:.2f} BPW)"
     yield f"print_info: model params          = {_count(n_elements)}"
-    if "tokenizer.ggml.model" in kv and kv["tokenizer.ggml.model"] not in ("none", "no_vocab"):
+    if "tokenizer.ggml.model" in kv and not says(kv, "tokenizer.ggml.model", "none", "no_vocab"):
         vocab = model.vocab
         for role in ("bos", "eos", "eot", "unk", "pad"):
             token = getattr(vocab, role, None)

@@ -109,9 +109,11 @@ def make_tokenizer(model: str, kind: Kind, tokens: Tokens, roles: Roles, kv: Map
 def _pre(model: str, kv: Mapping[str, object]) -> Pre:
     from .pre import find_pre
 
-    name = "gemma4" if model == "gemma4" else kv.get(f"{KEY}pre") or "default"
+    said = kv.get(f"{KEY}pre")
+    name = "gemma4" if model == "gemma4" else "default" if said is None else said
     if not isinstance(name, str):
         raise ModelError(f"{KEY}pre is not a string: {name!r}")
+    name = name or "default"
     if name == "default":
         LOG.warning("%spre is missing or 'default': the ids may not be those that the model was trained on", KEY)
     return find_pre(name)

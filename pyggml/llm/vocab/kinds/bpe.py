@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from pyggml.errors import ModelError
+from pyggml.gguf_io.read import says
 
 from ..tokens import KEY, SPACE, Tokens, strings, utf8
 from .merger import Merger, symbols_of_chars
@@ -36,7 +37,7 @@ class BPE:
         """Raises ModelError when the merges are missing."""
         self._tokens, self._pre = tokens, pre
         merges = strings(kv, "merges")
-        if merges is None and kv.get(f"{KEY}pre") != "kimi-k2":
+        if merges is None and not says(kv, f"{KEY}pre", "kimi-k2"):
             raise ModelError(f"{KEY}merges is missing or not an array of strings")
         self._merges = merges or []
         self._splitter = Splitter(pre.rules)
