@@ -164,7 +164,7 @@ def sizes_of(arch: str, kv: Mapping[str, Any]) -> Sizes:
             value = next((v for v in cast("list[int]", value.tolist()) if v), default)
         if not isinstance(value, (int, np.integer)):  # in a file whose builder does not read this key
             raise ModelError(f"the key {arch}.{key} must be a whole number, not {value!r:.60}")
-        return int(value)
+        return int(cast("int", value))
 
     n_head = integer("attention.head_count", 1)
     head = integer("embedding_length") // max(n_head, 1)
