@@ -12,7 +12,7 @@ from ...tensor import Tensor
 from ...var import Varies
 from ..repeats import stretches_of
 from .fusions import ORDER, Fusion, Nodes
-from .products import choose
+from .products import fusible
 
 # The fusions that can be switched on and off. Products that the CPU computes in a way of its own are always found;
 # `norm`, `share`, `glu` and `residual` also say what may be fused to them.
@@ -36,7 +36,7 @@ def enabled_fusions(wanted: Collection[str] | None = None) -> frozenset[str]:
 
 def fuse(nodes: Sequence[Tensor], uses: Mapping[Tensor, int], isa: str, enabled: Collection[str]) -> list[Step]:
     """The steps that compute `nodes`, in order. `uses`: how often the whole graph reads each tensor."""
-    kernels = {t: found[0] for t in nodes if t.op in WITH_WEIGHTS and (found := choose(isa, t)) is not None}
+    kernels = {t: found for t in nodes if t.op in WITH_WEIGHTS and (found := fusible(isa, t)) is not None}
     made: dict[int, list[Step]] = {}
     for stretch in stretches_of(nodes, uses, kernels):
         part = nodes[stretch.begin : stretch.end]

@@ -52,6 +52,13 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     return None if kernel is None else (kernel, form.copy)
 
 
+def fusible(isa: str, node: Tensor) -> Kernel | None:
+    """The kernel of `node`, when it is a product in a way that also computes with what is around it: those of
+    csrc/products/r16/mul_mat_r16.c."""
+    found, a = choose(isa, node), weights_of(node)
+    return None if found is None or a is None or _is_in_pairs(node, a) else found[0]
+
+
 def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
     """Whether `node` rounds the matrix `a` of F16 or BF16 because its form is fast."""
     if a.form != STORED._replace(fast=True) or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat":

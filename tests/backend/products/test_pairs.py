@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pyggml as gg
+from pyggml.backends.cpu import CpuBackend
 from pyggml.backends.cpu.products import choose
 from pyggml.backends.cpu.repack import allow_rounding, be_fast
 from pyggml.native import lib
@@ -77,3 +78,25 @@ def test_what_is_in_pairs(isa: str) -> None:
     allow_rounding([exact])
     for w in (exact, fast(ones[:, :128].copy()), fast(ones, gg.F16), fast(ones, gg.F32)):
         assert way(w) == ""
+
+
+@pytest.mark.skipif(not PAIRS, reason="this CPU does not multiply pairs of bf16")
+def test_what_stands_around_products() -> None:
+    """Fusions of norms, gates, biases and shared columns belong to other kernels: each product is computed by itself."""
+    rng = np.random.default_rng(7)
+    x, bias = (source(gg.F32, rng.standard_normal((n, 192)).astype(np.float32)) for n in (5, 1))
+    wq, wk, gate, up = (fast(rng.standard_normal((192, 192)).astype(np.float32)) for _ in range(4))
+    normed = gg.rms_norm(x, eps=1e-6) * bias
+    q, k = gg.mul_mat(wq, normed) + bias, gg.mul_mat(wk, normed)
+    down = gg.mul_mat(
+        fast(np.eye(192, dtype=np.float32)), gg.swiglu_split(*[gg.mul_mat(w, normed) for w in (gate, up)])
+    )
+    graph = gg.Graph()
+    for t in (results := (q, k, down + x)):
+        graph.build_forward_expand(t)
+    values = list[list[np.ndarray]]()
+    for fusions in (None, ()):
+        gg.Scheduler([CpuBackend(2, fusions=fusions)]).compute(graph)
+        values.append([t.numpy() for t in results])
+    for fused, alone in zip(*values, strict=True):
+        assert np.array_equal(fused, alone) and fused.any()
