@@ -82,7 +82,7 @@ def test_what_is_in_pairs(isa: str) -> None:
 
 @pytest.mark.skipif(not PAIRS, reason="this CPU does not multiply pairs of bf16")
 def test_what_stands_around_products() -> None:
-    """Fusions of norms, gates, biases and shared columns belong to other kernels: each product is computed by itself."""
+    """Fusions of norms, gates, biases and shared columns belong to other kernels: each product stands by itself."""
     rng = np.random.default_rng(7)
     x, bias = (source(gg.F32, rng.standard_normal((n, 192)).astype(np.float32)) for n in (5, 1))
     wq, wk, gate, up = (fast(rng.standard_normal((192, 192)).astype(np.float32)) for _ in range(4))
