@@ -17,6 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from pyggml import limits
 from pyggml.breaker import Breaker
 from pyggml.llm.decoder import Decoder
 from pyggml.llm.generate.engine import Engine, Token
@@ -45,6 +46,7 @@ class Answering:
         self.loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[_Item] = asyncio.Queue()
         self._n_left = len(generations)
+        self._n_probs = 0  # log-probabilities so far
         self.at_end: Callable[[], object] = lambda: None
 
     def __aiter__(self) -> Answering:
@@ -72,8 +74,13 @@ class Answering:
 
     def take(self, items: Sequence[_Item]) -> None:
         """Called by the event loop: what the thread has found."""
-        for item in items:
-            self._queue.put_nowait(item)
+        for i, item in items:
+            self._queue.put_nowait((i, item))
+            before, most = self._n_probs, limits.REQUEST_PROBS
+            self._n_probs += len(item.top) if isinstance(item, Token) else 0
+            if before <= most < self._n_probs:
+                self._thread.cancel(self)
+                self._queue.put_nowait((i, HTTPError(400, f"an answer has at most {most} log-probabilities")))
 
 
 def _hand_over(found: Mapping[Answering, Sequence[_Item]]) -> None:

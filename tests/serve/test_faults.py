@@ -182,6 +182,19 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
         ServeOptions(api_key_file=str(file))
 
 
+def test_many_log_probabilities(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one answer are kept in memory until it is sent: it has a bound, of all its texts together."""
+    monkeypatch.setattr(limits, "REQUEST_PROBS", 60)
+    with TestClient(create_app(tales, ServeOptions(n_parallel=2, n_ctx=256))) as c:
+        for path, more in ((COMPLETION, {"n_probs": 5}), ("/v1/completions", {"logprobs": 5})):
+            body = {"prompt": "a", "n": 3, "max_tokens": 4, "ignore_eos": True, **more}
+            assert c.post(path, json=body).status_code == 200
+            r = c.post(path, json={**body, "max_tokens": 5})
+            assert r.status_code == 400 and "at most 60 log-probabilities" in r.text
+            assert "at most 60 log-probabilities" in c.post(path, json={**body, "max_tokens": 5, "stream": True}).text
+        assert all(not slot["is_processing"] for slot in c.get("/slots").json())
+
+
 @pytest.mark.parametrize(("prefix", "mounted"), [("", ""), ("/ai", ""), ("", "/below")])
 def test_no_way_around_keys(tales: gg.Model, tmp_path: Path, prefix: str, mounted: str) -> None:
     """A path that the router takes for an endpoint's needs a key: with a line feed at its end, escaped, below a prefix,
