@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from math import isfinite
 from time import monotonic
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from anyio import fail_after
 from starlette.requests import ClientDisconnect, Request
@@ -21,8 +22,21 @@ T = TypeVar("T")
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as UTF-8. Lone surrogates of a request become question marks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """JSON as UTF-8. Lone surrogates of a request become question marks, numbers that are not finite null, as
+    llama-server writes them: JSON has neither."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_with_null(value), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def _with_null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_null(x) for key, x in cast("dict[str, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_null(x) for x in cast("list[Any]", value)]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 class Json(Response):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pyggml.llm.generate.generation import TextRequest
 from pyggml.llm.samplers import TextParams
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.engine_thread import EngineThread
+from pyggml.serve.http import dumps
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
 _EDIT = {"node": "l_out-0", "tokens": [10**30]}
@@ -180,6 +182,12 @@ def test_keys(tales: gg.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture)
     file.write_text("# nobody\n")
     with pytest.raises(ModelError, match="there is no key in it"):
         ServeOptions(api_key_file=str(file))
+
+
+def test_numbers_that_json_lacks() -> None:
+    """They are null, as llama-server's, not NaN, which no strict reader takes."""
+    value = {"embedding": [math.nan, 1.5], "top": [{"logprob": -math.inf}], "ids": (1, True, None)}
+    assert dumps(value) == b'{"embedding":[null,1.5],"top":[{"logprob":null}],"ids":[1,true,null]}'
 
 
 def test_many_log_probabilities(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
