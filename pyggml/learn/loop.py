@@ -184,9 +184,7 @@ def run(learner: Learner[_L], batches: Batches[_L], held: Sequence[_L], n_steps:
 
         def check(kv: Mapping[str, Any]) -> None:
             nonlocal run
-            if kv.get(STEPS, 0) > n_steps:  # before the numbers of each of them are looked at
-                raise StateError(f"{path}: has made {kv[STEPS]} steps; the training ends after {n_steps}")
-            _check(path, kv, about, learner)
+            _check(path, kv, about, learner, n_steps)
             run = _Run.of(path, kv)
 
         learner.read(path, check)
@@ -252,8 +250,8 @@ def _loss(measured: Measured) -> float:
     return tally.mean().mean
 
 
-def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any], learner: Learner[Any]) -> None:
-    """Raises StateError when a state is of another training."""
+def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any], learner: Learner[Any], n_steps: int) -> None:
+    """Raises StateError when a state is of another training, or of more steps than this one has."""
     if _ABOUT not in kv:
         return  # `Trainer.save_state` does not know
     was, now = _object(path, kv[_ABOUT]), json.loads(json.dumps(about, default=repr))  # as JSON has them
@@ -261,6 +259,8 @@ def _check(path: str, kv: Mapping[str, Any], about: Mapping[str, Any], learner: 
         if was.get(name) != now.get(name):
             text = f"{name} was {_shown(was.get(name))} there, and is {_shown(now.get(name))} here"
             raise StateError(f"{path}: is the state of another training: {text}")
+    if kv.get(STEPS, 0) > n_steps:  # before the numbers of each of them are looked at
+        raise StateError(f"{path}: has made {kv[STEPS]} steps; the training ends after {n_steps}")
     if not says(kv, _NUMBERS, _hash_of(learner, kv.get(STEPS, 0))):
         text = "the learning rates of the steps that were made differ (a schedule may depend on the number of steps)"
         raise StateError(f"{path}: is the state of another training: {text}")

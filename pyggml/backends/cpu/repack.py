@@ -16,7 +16,7 @@ from pyggml.native.threads import thread_count
 
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...form import BUFT, IN_PASSING, ROUNDED, Repacking, repacked
+from ...form import BUFT, IN_PASSING, ROUNDED, STORED, Repacking, repacked
 from ...lock import Lock, locked
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
@@ -173,7 +173,9 @@ def be_fast(tensors: Iterable[Tensor], floats: bool = False) -> None:
     Many columns are faster then, and results less precise: docs/products.md has figures.
     """
     for t in tensors:
-        if floats or t.dtype.is_quantized or (t.form == ROUNDED and t.dtype is DType.BF16):
+        if floats and not t.dtype.is_quantized:
+            t.form = STORED._replace(fast=True)
+        elif t.dtype.is_quantized or (t.form == ROUNDED and t.dtype is DType.BF16):
             t.form = t.form._replace(fast=True)
 
 

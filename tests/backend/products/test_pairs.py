@@ -1,5 +1,5 @@
 """Matrices of BF16 in the fast form: columns are rounded to bf16, and pairs of elements are multiplied at once
-(csrc/products/pairs.c), on CPUs that do that."""
+(csrc/products/product_pairs.c), on CPUs that do that."""
 
 from __future__ import annotations
 
