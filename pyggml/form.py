@@ -20,8 +20,8 @@ class Form(NamedTuple):
 
     `fast`: products with a weight in blocks round their columns, so that many columns take less time and results are
     less precise (csrc/products/r16/round.h), or, with tiles, columns and weights (csrc/products/gemm/bf16.h). So do
-    products with matrices of BF16 that are ROUNDED (csrc/products/product_pairs.c), and those of many columns with matrices of
-    F16 and BF16 that are STORED (csrc/products/gemm/fixed.h). Products with other weights do not change.
+    products with matrices of BF16 that are ROUNDED (csrc/products/product_pairs.c), and those of many columns with
+    matrices of F16 and BF16 that are STORED (csrc/products/gemm/fixed.h). Products with other weights do not change.
     """
 
     name: str
