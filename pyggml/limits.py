@@ -43,6 +43,7 @@ SCHEMA_MEMBERS = 1 << 21  # members that it lists, each twice for each schema ar
 SCHEMA_REMAINDERS = 1 << 18  # sum of its `multipleOf` (without zeros at the end): the engine has a state for each
 SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema
 
+# Sampling
 SAMPLERS = 64  # in a chain: each looks at the whole vocabulary for each token
 
 # Requests to the server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,6 +11,8 @@ from typing import Any, BinaryIO
 from . import limits
 from .errors import GGMLError
 from .system.files import READ
+
+HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which JSON may have alone
 
 
 def open_regular(path: str | os.PathLike[str], error: type[GGMLError]) -> BinaryIO:

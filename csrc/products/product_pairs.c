@@ -6,7 +6,7 @@
 #include "simd/to_bf16.h"
 
 enum {
-  OWN = 1 << 15,   // elements of columns so few that each thread converts all of them, and none waits for others
+  OWN = 1 << 16,   // bytes of columns so few that each thread converts all of them, and none waits for others
   STEP = 2 * VF_N, // elements of a register
   SOME = 16 * STEP // elements that are converted at a time
 };
@@ -15,7 +15,7 @@ static int64_t columns_bytes(const pg_tensor *b) {
   return pg_times(pg_times(b->ne[0], 2), pg_times(b->ne[1], pg_times(b->ne[2], b->ne[3])));
 }
 
-static int is_own(const pg_tensor *b) { return columns_bytes(b) <= OWN * 2; }
+static int is_own(const pg_tensor *b) { return columns_bytes(b) <= OWN; }
 
 int64_t PG_FN(mul_mat_pairs_work)(const pg_task *t, int nth) {
   const pg_tensor *b = &t->src[1];

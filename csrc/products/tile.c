@@ -10,7 +10,7 @@
 enum {
 #if VF_N == 8 || defined(PG_PAIRS)
   AHEAD = PG_AHEAD, // bytes of prefetch for rows in turn ...
-  CACHE = 2,        // ... and its hint: into AMD's L2 cache, or Intel's L1 (docs/products.md)
+  CACHE = 2,        // ... and its hint: 2 is the L2 cache, best on AMD's CPUs, 3 is L1 (docs/products.md)
 #else
   AHEAD = 4096,
   CACHE = 3,

@@ -22,8 +22,8 @@ from pyggml.gguf_io.read import says
 from pyggml.llm.vocab import TokenType, Vocab
 from pyggml.llm.vocab.kinds.bpe import SPELLING
 from pyggml.native.vocab.texts import Ints, Texts
+from pyggml.small_file import HALF
 
-from .parts import HALF
 from .pretokenizers import steps_of
 from .sentencepiece import BPE, UNIGRAM, SentencePiece, build
 from .tokenizer import KEY, ROLES, SPACE

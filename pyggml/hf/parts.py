@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -10,7 +9,6 @@ from typing import Any, NoReturn, cast
 from pyggml import small_file
 from pyggml.errors import ModelError
 
-HALF = re.compile("[\ud800-\udfff]")  # half of a surrogate pair, which JSON may have alone
 _NAMES = {str: "a string", int: "a whole number", bool: "true or false", list: "an array", dict: "an object"}
 
 
@@ -50,7 +48,7 @@ class Part:
     def text(self, key: str) -> str | None:
         """A string."""
         value: str | None = self._get(key, str)
-        if value is not None and HALF.search(value):
+        if value is not None and small_file.HALF.search(value):
             self.fail(key, "must be text of whole characters")
         return value
 

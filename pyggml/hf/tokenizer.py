@@ -17,10 +17,10 @@ import numpy as np
 
 from pyggml import limits
 from pyggml.errors import ModelError
-from pyggml.small_file import read_small
+from pyggml.small_file import HALF, read_small
 
 from .config import Config
-from .parts import HALF, Part
+from .parts import Part
 from .pretokenizers import expressions_of, name_of
 from .sentencepiece import UNIGRAM, parse, parse_charsmap
 

@@ -199,9 +199,9 @@ def _gradients(
     if op.grad is None:
         raise NoGradient(explain(op.name, "the op has no gradient", named, t.site))
     entries = op.grad(t, gy)
-    n = len(entries) if isinstance(entries, tuple | list) else type(entries).__name__
-    if n != len(t.src):
-        text = f"its grad must give an entry for each of {len(t.src)} sources, not {n}"
+    if not isinstance(entries, tuple | list) or len(entries) != len(t.src):
+        given = len(entries) if isinstance(entries, tuple | list) else type(entries).__name__
+        text = f"its grad must give an entry for each of {len(t.src)} sources, not {given}"
         raise GraphError(explain(op.name, text, named, t.site))
     recorded: list[Tensor | Part | Zero | None] = []
     for i, (s, entry) in enumerate(zip(t.src, entries, strict=True)):

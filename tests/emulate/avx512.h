@@ -301,6 +301,7 @@ EM float em_of_bf16(uint16_t v) {
   memcpy(&x, &bits, sizeof x);
   return x;
 }
+// (Denormal weights, which the CPU takes for 0, count here.)
 EM __m512 em_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   em_512 s = {.ps = sum}, x = {.ps = (__m512)a}, y = {.ps = (__m512)b};
   EM_LANE for (int j = 1; j >= 0; j--) s.s[i] += em_of_bf16(x.uw[2 * i + j]) * em_of_bf16(y.uw[2 * i + j]);

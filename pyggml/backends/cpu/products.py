@@ -60,10 +60,10 @@ def fusible(isa: str, node: Tensor) -> Kernel | None:
 
 
 def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
-    """Whether `node` rounds the matrix `a` of F16 or BF16 because its form is fast."""
-    if a.form != STORED._replace(fast=True) or a.dtype not in (DType.F16, DType.BF16) or node.op != "mul_mat":
+    """Whether `node` rounds the matrix `a` of F16 or BF16, and its columns, because its form is STORED, made fast."""
+    if not a.form.fast or a.form.name != STORED.name or node.op != "mul_mat" or isa not in FAST_BEYOND:
         return False
-    if isa not in FAST_BEYOND:
+    if a.dtype not in (DType.F16, DType.BF16):
         return False
     fits = a.is_contiguous and a.ne[2] == a.ne[3] == 1 and bounds(a.ne[0])[0] >= LEAST_FAST
     if isa == "amx" and not divides(32, a.ne[0]):  # bf16.h takes whole units
@@ -72,10 +72,11 @@ def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
 
 
 def _is_in_pairs(node: Tensor, a: Tensor) -> bool:
-    """Whether `node` rounds the columns of the matrix `a` of BF16 because its form is fast: then pairs are multiplied,
-    where the CPU does that (AVX512-BF16), and the level has such a kernel."""
-    fits = a.form == ROUNDED._replace(fast=True) and a.dtype is DType.BF16 and a.is_contiguous
-    return fits and node.op == "mul_mat" and bounds(a.ne[0])[0] >= LEAST_PAIRS and bool(lib.pg_has_bf16())
+    """Whether `node` multiplies the matrix `a` of BF16 in pairs, with columns that are rounded to bf16: when its form
+    is ROUNDED, made fast, and the CPU has the instruction (AVX512-BF16). Levels below avx512 have no such kernel."""
+    if not a.form.fast or a.form.name != ROUNDED.name or node.op != "mul_mat" or a.dtype is not DType.BF16:
+        return False
+    return a.is_contiguous and bounds(a.ne[0])[0] >= LEAST_PAIRS and bool(lib.pg_has_bf16())
 
 
 def _is_rounded(isa: str, node: Tensor, a: Tensor) -> bool:

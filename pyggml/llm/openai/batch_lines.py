@@ -5,12 +5,12 @@ The server (`/v1/batches`) and `gg.batch` read them alike.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from pyggml.errors import BatchError, SamplerError
+from pyggml.small_file import HALF
 
 from ..generate.engine import Token
 from ..generate.generation import Generation, TextRequest, ids_of
@@ -22,7 +22,6 @@ from .request import asked_for, new_id
 from .text import CompletionAnswer, kind_of
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _HERE = ENDPOINTS[:2]  # those that `read_line` answers
 _OF_CHAT = ("tools", "tool_choice", "response_format", "functions", "function_call")
 _OF_TEMPLATE = ("chat_template", "chat_template_kwargs")
@@ -34,7 +33,7 @@ def why_not(line: Any, endpoints: Sequence[str], seen: set[str]) -> str:
         return "no JSON object"
     request = cast("dict[str, Any]", line)
     id = request.get("custom_id")
-    if not isinstance(id, str) or id in seen or _SURROGATE.search(id):  # in an answer it would be another text
+    if not isinstance(id, str) or id in seen or HALF.search(id):  # in an answer it would be another text
         return "custom_id: a text that no other line has"
     if request.get("method", "POST") != "POST" or request.get("url") not in endpoints:
         return f"method and url: POST {' or '.join(endpoints)}"
