@@ -8,12 +8,12 @@
   extern const pg_row pg_table__##isa[];                                                                               \
   extern const int64_t pg_table_size__##isa;
 LEVEL(generic)
-#if defined(__x86_64__)
+#if defined(PG_X86)
 LEVEL(avx2)
 LEVEL(avx512)
 LEVEL(avx512vnni)
 LEVEL(amx)
-#elif defined(__aarch64__)
+#elif defined(PG_ARM)
 LEVEL(neon)
 LEVEL(dotprod)
 LEVEL(i8mm)
@@ -24,7 +24,7 @@ static int isa_always(void) { return 1; }
 
 int pg_cpu_is_amd;
 
-#if defined(__x86_64__)
+#if defined(PG_X86)
 #include <cpuid.h>
 
 #include "os/thread.h"
@@ -99,8 +99,12 @@ static int cpu_has_amx(void) {
   pg_do_once(&once, try_tiles);
   return tiles;
 }
-#elif defined(__aarch64__)
+#elif defined(PG_ARM) && !defined(PG_EMULATE)
+static int cpu_has_dotprod(void) { return pg_os_has_dotprod(); }
 static int cpu_has_i8mm(void) { return pg_os_has_dotprod() && pg_os_has_i8mm(); }
+#elif defined(PG_ARM)
+static int cpu_has_dotprod(void) { return 1; }
+static int cpu_has_i8mm(void) { return 1; }
 #endif
 
 static const struct {
@@ -110,14 +114,14 @@ static const struct {
   const int64_t *size;
 } levels[] = {
     {"generic", isa_always, pg_table__generic, &pg_table_size__generic},
-#if defined(__x86_64__)
+#if defined(PG_X86)
     {"avx2", cpu_has_avx2, pg_table__avx2, &pg_table_size__avx2},
     {"avx512", cpu_has_avx512, pg_table__avx512, &pg_table_size__avx512},
     {"avx512vnni", cpu_has_avx512vnni, pg_table__avx512vnni, &pg_table_size__avx512vnni},
     {"amx", cpu_has_amx, pg_table__amx, &pg_table_size__amx},
-#elif defined(__aarch64__)
+#elif defined(PG_ARM)
     {"neon", isa_always, pg_table__neon, &pg_table_size__neon},
-    {"dotprod", pg_os_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
+    {"dotprod", cpu_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
     {"i8mm", cpu_has_i8mm, pg_table__i8mm, &pg_table_size__i8mm},
 #endif
 };
@@ -129,16 +133,16 @@ static int isa_known(int level) { return level >= 0 && level < pg_isa_count(); }
 const char *pg_isa_name(int level) { return isa_known(level) ? levels[level].name : ""; }
 
 int pg_isa_supported(int level) {
-#if defined(PG_EMULATE) // tests/emulate.sh: levels above avx2 (level 1) are emulated with it
+#if defined(PG_EMULATE) && defined(PG_X86) // tests/emulate.sh: levels above avx2 (level 1) are computed with it
   if (isa_known(level) && level > 1) level = 1;
 #endif
   return isa_known(level) && levels[level].supported();
 }
 
 int pg_has_bf16(void) {
-#if defined(PG_EMULATE)
+#if defined(PG_EMULATE) && defined(PG_X86)
   return 1;
-#elif defined(__x86_64__)
+#elif defined(PG_X86)
   return cpu_has_bf16();
 #else
   return 0;

@@ -42,7 +42,7 @@ typedef int64_t i64x2 __attribute__((vector_size(16)));
 PEAK(f32_generic, NO_TARGET, f32x4, 8, ((f32x4){1, 1, 1, 1}), MUL_ADD)
 READ(read_generic, NO_TARGET, i64x2)
 
-#if defined(__x86_64__)
+#if defined(PG_X86)
 #include "simd/amx.h"
 #include <immintrin.h>
 
@@ -84,7 +84,7 @@ static const struct {
   double (*run)(const char *p, int64_t n);
 } peaks[] = {
     {PG_PEAK_READ, 0, read_generic}, {PG_PEAK_F32, 0, f32_generic},
-#if defined(__x86_64__)
+#if defined(PG_X86)
     {PG_PEAK_READ, 1, read_avx2},    {PG_PEAK_F32, 1, f32_avx2},    {PG_PEAK_INT8, 1, int8_avx2},
     {PG_PEAK_READ, 2, read_avx512},  {PG_PEAK_F32, 2, f32_avx512},  {PG_PEAK_INT8, 2, int8_avx512},
     {PG_PEAK_INT8, 3, int8_vnni},    {PG_PEAK_BF16, 4, bf16_amx},

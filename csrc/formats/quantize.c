@@ -8,10 +8,10 @@ typedef void (*from_f32)(const float *src, const float *weights, void *row, int6
   to_f32 pg_to_f32__##isa(int64_t type);                                                                               \
   from_f32 pg_from_f32_weighted__##isa(int64_t type);
 LEVEL(generic)
-#if defined(__x86_64__)
+#if defined(PG_X86)
 LEVEL(avx2)
 LEVEL(avx512)
-#elif defined(__aarch64__)
+#elif defined(PG_ARM)
 LEVEL(neon)
 #endif
 #undef LEVEL
@@ -22,10 +22,10 @@ static const struct {
 } levels[] = {
     // in the order of exec/isa.c, whose further levels only add kernels for repacked weights
     {pg_to_f32__generic, pg_from_f32_weighted__generic},
-#if defined(__x86_64__)
+#if defined(PG_X86)
     {pg_to_f32__avx2, pg_from_f32_weighted__avx2},
     {pg_to_f32__avx512, pg_from_f32_weighted__avx512},
-#elif defined(__aarch64__)
+#elif defined(PG_ARM)
     {pg_to_f32__neon, pg_from_f32_weighted__neon},
 #endif
 };

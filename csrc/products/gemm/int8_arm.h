@@ -77,7 +77,9 @@ PG_INLINE void dot(int nt, int planes, int n, const int8_t *code, const uint8_t 
   }
   if (planes == 1) return;
   vi of_hi = vi_set1(256);
+#if defined(__aarch64__)
   __asm__("" : "+w"(of_hi)); // one instruction multiplies and adds; a shift and an addition would be two
+#endif
   EACH_SUM dots[j][i] = vi_add(dots[j][i], vi_mul(hi[j][i], of_hi));
 }
 
