@@ -69,8 +69,8 @@ def of_request(e: Exception) -> HTTPError:
             return HTTPError(400, "the request is nested too deep")
         case OSError() if e.errno in FULL:
             return HTTPError(507, str(e.strerror))
-        case MemoryError():
-            return HTTPError(503, "there is not enough memory for this request")
+        case MemoryError():  # no 503: that tells clients, and batches, to try again
+            return HTTPError(507, "there is not enough memory for this request")
         case _:
             return HTTPError(500, f"{type(e).__name__}: {e}")
 

@@ -21,6 +21,7 @@ from pyggml import limits
 from pyggml.serve import ServeOptions, batches, create_app
 from pyggml.serve.batches import Batches
 from pyggml.serve.errors import HTTPError
+from pyggml.serve.service import Service
 
 from .conftest import KEY, process
 
@@ -250,6 +251,16 @@ def test_cancelled(client: TestClient) -> None:
     assert got["status"] == "cancelled" and got["request_counts"]["completed"] < 40
     assert client.post(f"/v1/batches/{batch['id']}/cancel").status_code == 400
     assert client.delete(f"/v1/files/{batch['input_file_id']}").status_code == 200
+
+
+def test_a_request_without_memory_is_not_tried_again(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Service, "generations", no_memory)
+    batch = ended(client, begun(client, requests(2))["id"])
+    assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+    assert {a["response"]["status_code"] for a in lines(client, batch["error_file_id"])} == {507}
 
 
 def test_answers_so_far(client: TestClient) -> None:
