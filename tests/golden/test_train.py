@@ -16,6 +16,7 @@ OFF = {
     ),
     "ernie4-5/sgd": "F32 activations: 1.9e-4; in float64 4e-6",
     "ernie4-5-moe/adamw": "the gradient of a router row is rounding, which AdamW makes a step of; off or not by level",
+    "qwen3-5-moe/adamw": "a learning rate that is off by 1e-5 changes the last loss by 5e-3; off or not by level",
     "dots1/lora": "two experts are almost equal in step 5",
     "minimax/sgd": "the checkpoint's fading of heads is rounded to bfloat16, part by part",
     **dict.fromkeys(("deepseek-v32/sgd", "deepseek-v32/adamw"), "equal scores: which tokens are chosen is left open"),

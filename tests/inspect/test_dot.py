@@ -170,13 +170,14 @@ def test_the_fastest_of_runs_is_recorded() -> None:
 
 
 def test_a_model_s_run_is_fused_and_has_all_values(model: Model) -> None:
-    run = record_model(model, IDS)
+    exact: Any = {"type_k": gg.F32, "type_v": gg.F32}  # in F16 a cache rounds otherwise where a sum is off by a bit
+    run = record_model(model, IDS, **exact)
     graph = run.graph
     assert set(run.values) == {*graph.nodes, *graph.leafs}
     assert repr(run).startswith(f"<Run of <Graph {graph.n_nodes} nodes")
     assert len(run.steps) == len({s.nodes[-1] for s in run.steps}) < graph.n_nodes
     assert {s.op for s in run.steps} > {"mul_mat", "attention"} and run.wall_ns > 0
-    with model.tap("l_out-1", "result_output") as t, model.new_context(64) as ctx:
+    with model.tap("l_out-1", "result_output") as t, model.new_context(64, **exact) as ctx:
         ctx.decode(IDS)
     for name in t:
         x, v = t[name][0], run.values[next(n for n in graph.nodes if n.name == name)]
