@@ -2,8 +2,7 @@
 # Levels that this CPU lacks, computed with AVX2 (tests/emulate/). What it cannot tell: whether a CPU runs the instructions
 # as their manual says, and their speed.
 #   tests/emulate.sh: those of x86, the kernels' tests and the golden models
-#   tests/emulate.sh arm [pytest's arguments]: the unit tests at each level of Arm (an hour; `tests/backend -k dotprod`: 5
-#   minutes, 10 to compile)
+#   tests/emulate.sh arm [pytest's arguments]: the unit tests at each level of Arm. It takes half an hour or so: not in CI
 set -euo pipefail
 cd "$(dirname "$0")/.."
 what=avx512
