@@ -99,12 +99,12 @@ static int cpu_has_amx(void) {
   pg_do_once(&once, try_tiles);
   return tiles;
 }
-#elif defined(PG_ARM) && !defined(PG_EMULATE)
-static int cpu_has_dotprod(void) { return pg_os_has_dotprod(); }
-static int cpu_has_i8mm(void) { return pg_os_has_dotprod() && pg_os_has_i8mm(); }
 #elif defined(PG_ARM)
-static int cpu_has_dotprod(void) { return 1; }
-static int cpu_has_i8mm(void) { return 1; }
+#if defined(PG_EMULATE) // tests/emulate.sh: the system is of x86, and knows no Arm
+int pg_os_has_dotprod(void) { return 1; }
+int pg_os_has_i8mm(void) { return 1; }
+#endif
+static int cpu_has_i8mm(void) { return pg_os_has_dotprod() && pg_os_has_i8mm(); }
 #endif
 
 static const struct {
@@ -121,7 +121,7 @@ static const struct {
     {"amx", cpu_has_amx, pg_table__amx, &pg_table_size__amx},
 #elif defined(PG_ARM)
     {"neon", isa_always, pg_table__neon, &pg_table_size__neon},
-    {"dotprod", cpu_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
+    {"dotprod", pg_os_has_dotprod, pg_table__dotprod, &pg_table_size__dotprod},
     {"i8mm", cpu_has_i8mm, pg_table__i8mm, &pg_table_size__i8mm},
 #endif
 };

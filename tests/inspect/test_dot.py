@@ -170,7 +170,7 @@ def test_the_fastest_of_runs_is_recorded() -> None:
 
 
 def test_a_model_s_run_is_fused_and_has_all_values(model: Model) -> None:
-    exact: Any = {"type_k": gg.F32, "type_v": gg.F32}  # in F16 a cache rounds otherwise where a sum is off by a bit
+    exact: Any = {"type_k": gg.F32, "type_v": gg.F32}  # F16 would make more of a sum's last bit
     run = record_model(model, IDS, **exact)
     graph = run.graph
     assert set(run.values) == {*graph.nodes, *graph.leafs}

@@ -3,7 +3,6 @@
 // header.
 #pragma once
 #include <immintrin.h> // F16C, and how floats are rounded
-#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -94,12 +93,11 @@ EM float32x4_t vuzp2q_f32(float32x4_t a, float32x4_t b) { return __builtin_shuff
 
 // -- integers
 
-#define EM_WIDER(v, type) __builtin_convertvector(v, type)
-EM int16x8_t vmovl_s8(int8x8_t v) { return EM_WIDER(v, int16x8_t); }
-EM uint16x8_t vmovl_u8(uint8x8_t v) { return EM_WIDER(v, uint16x8_t); }
-EM int32x4_t vmovl_s16(int16x4_t v) { return EM_WIDER(v, int32x4_t); }
-EM uint32x4_t vmovl_u16(uint16x4_t v) { return EM_WIDER(v, uint32x4_t); }
-EM uint32x4_t vshll_n_u16(uint16x4_t v, int n) { return EM_WIDER(v, uint32x4_t) << n; }
+EM int16x8_t vmovl_s8(int8x8_t v) { return __builtin_convertvector(v, int16x8_t); }
+EM uint16x8_t vmovl_u8(uint8x8_t v) { return __builtin_convertvector(v, uint16x8_t); }
+EM int32x4_t vmovl_s16(int16x4_t v) { return __builtin_convertvector(v, int32x4_t); }
+EM uint32x4_t vmovl_u16(uint16x4_t v) { return __builtin_convertvector(v, uint32x4_t); }
+EM uint32x4_t vshll_n_u16(uint16x4_t v, int n) { return __builtin_convertvector(v, uint32x4_t) << n; }
 EM uint32x4_t vshll_high_n_u16(uint16x8_t v, int n) { return vshll_n_u16(em_high_u16(v), n); }
 EM int8x8_t vmovn_s16(int16x8_t v) { return __builtin_convertvector(v, int8x8_t); }
 EM uint8x8_t vmovn_u16(uint16x8_t v) { return __builtin_convertvector(v, uint8x8_t); }
@@ -159,4 +157,3 @@ EM uint8x8_t vreinterpret_u8_f16(float16x4_t v) { return (uint8x8_t)v; }
 #undef EM_TYPES
 #undef EM_LOAD
 #undef EM_STORE
-#undef EM_WIDER
