@@ -15,12 +15,13 @@
 #include "simd/units.h"
 
 enum {
-  FEW = 5 * VF_N,    // most columns for which rows are not rearranged (docs/products.md)
-  FEW_BLOCKS = 8,    // most columns for which block types with a tile are multiplied as they are stored
-  NEAR = 1 << 19,    // bytes of columns that stay in the L2 cache while all rows meet them
-  LONG = 2048,       // in_turn: elements that stay in the L1 cache with a row ...
-  LARGE = 1 << 19,   // ... and bytes of a matrix whose model does not stay in the L2 cache
-  KC = PG_CUT,       // elements of a row at a time
+  FEW = 5 * VF_N,                    // most columns for which rows are not rearranged (docs/products.md),
+  FEW_HALVES = VF_N == 8 ? 64 : FEW, // those for rows of F16 and BF16,
+  FEW_BLOCKS = 8,                    // and those for which block types with a tile are multiplied as they are stored
+  NEAR = 1 << 19,                    // bytes of columns that stay in the L2 cache while all rows meet them
+  LONG = 2048,                       // in_turn: elements that stay in the L1 cache with a row ...
+  LARGE = 1 << 19,                   // ... and bytes of a matrix whose model does not stay in the L2 cache
+  KC = PG_CUT,                       // elements of a row at a time
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
   MB = 2 * PG_MR,    // rows converted at a time: they stay in the L1 cache with a column
   COLS = 12,         // columns of a part are a multiple of this, as it is of those of a tile
@@ -53,20 +54,20 @@ static int64_t elements_near(const pg_product *p) {
   return k * p->n_cols * 4 <= NEAR ? k : PG_MAX(fit, KC);
 }
 
-// The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster. Rows in
-// turn are one stream of memory, which prefetchers follow best. Intel's stop at the end of every page, and those of
-// Zen 5 are late, so these tiles prefetch memory themselves. AMD's work best with AVX2's reads; but a row and the
-// column must fit the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
+// The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster, as they
+// are on CPUs without AVX-512. Rows in turn are one stream of memory. Intel's prefetchers stop at the end of every
+// page, and those of Zen 5 are late, so these tiles prefetch memory themselves. AMD's CPUs read best with AVX2; but a
+// row and the column must fit the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
 static pg_tile in_turn(const pg_product *p) {
-#if VF_N >= 8
+#if VF_N == 16
   const pg_tensor *a = p->a;
   if (p->n_cols > 1) return NULL;
-  if (!pg_cpu_is_amd) return VF_N == 16 ? PG_PRODUCT(tile_in_turn)(a->type, VF_N) : NULL;
+  if (!pg_cpu_is_amd) return PG_PRODUCT(tile_in_turn)(a->type);
   if (a->ne[0] > LONG || a->ne[1] * a->nb[1] <= LARGE) return NULL;
 #ifdef PG_PAIRS // AVX2 has no products of pairs
-  return PG_PRODUCT(tile_in_turn)(a->type, VF_N);
+  return PG_PRODUCT(tile_in_turn)(a->type);
 #else
-  return PG_CAT(tile_in_turn, __, avx2)(a->type, VF_N);
+  return PG_CAT(tile_in_turn, __, avx2)(a->type);
 #endif
 #endif
   return NULL;
@@ -74,8 +75,8 @@ static pg_tile in_turn(const pg_product *p) {
 
 static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
   const int64_t nba = p->a->nb[1], n = part.cols.last - part.cols.first, k = p->k, near = elements_near(p);
-  const float *b[FEW];
-  float *y[FEW];
+  const float *b[FEW_HALVES];
+  float *y[FEW_HALVES];
   for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
   const pg_tile turn = in_turn(p), tall = n == 1 && !turn ? PG_PRODUCT(tall_tile)(p->a->type) : NULL;
   if (turn) tiles = &turn;
@@ -139,7 +140,7 @@ static void converted(const pg_product *p, pg_part part, float *work) {
 static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
   if (p->across) return MANY;
   if (p->k <= PG_SHORT && pg_block_size(p->a->type) == 1) return SHORT;
-  const int64_t few = pg_block_size(p->a->type) == 1 ? FEW : FEW_BLOCKS;
+  const int64_t few = pg_block_size(p->a->type) > 1 ? FEW_BLOCKS : p->a->type == PG_F32 ? FEW : FEW_HALVES;
   if (p->n_cols <= few && PG_PRODUCT(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
   return p->n_cols <= FEW ? CONVERTED : MANY;
 }

@@ -3,6 +3,7 @@
 // `type` and `nr` are constants wherever these functions are inlined, so that sums stay in registers.
 #include "products/tile.h"
 
+#include "products/borders.h"
 #include "simd/ahead.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
@@ -15,6 +16,7 @@ enum {
   AHEAD = 4096,
   CACHE = 3,
 #endif
+  PAGE = 4096,
   BLOCK = 32,                // elements of the block types below: an f16 scale, then the values
   FLOATS = VF_N == 4 ? 4 : 1 // vectors of floats of a row at a time: short vectors come in pairs from one load
 };
@@ -28,9 +30,10 @@ PG_INLINE int bytes_of(int type, int n) { // n elements
 }
 
 // The memory to prefetch while `mr` rows are read: the memory behind them, not too near. NULL when rows are not
-// adjacent.
+// adjacent, and where prefetchers follow long rows by themselves: eight at a time, on AMD's CPUs before AVX-512.
 PG_INLINE const char *next_rows(int type, int mr, rows a, int64_t k) {
   const int64_t stride = a[1] - a[0];
+  if (VF_N == 8 && mr == PG_TALL && stride >= PAGE && pg_cpu_is_amd) return NULL;
   return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + PG_MAX(mr * stride, PG_AHEAD) : NULL;
 }
 
@@ -66,10 +69,10 @@ PG_INLINE vf load_n(int type, const char *p, int n) {
   return type == PG_F32 ? vf_load_n((const float *)p, n) : type == PG_F16 ? vf_load_f16_n(p, n) : vf_load_bf16_n(p, n);
 }
 
-// Four cuts at a time, which lie side by side or in several rows: sums of n elements of a[i] times b[i]. `lanes` is
-// VF_N or, for the order of a level with longer vectors, twice that.
-PG_INLINE void four_cuts(int type, int lanes, float *sums, rows a, cols b, int64_t n) {
-  const int bytes = bytes_of(type, VF_N * 32) / 32, nv = lanes / VF_N;
+// Four cuts at a time, which lie side by side or in several rows: sums of n elements of a[i] times b[i], in the order
+// of vectors of 16.
+PG_INLINE void four_cuts(int type, float *sums, rows a, cols b, int64_t n) {
+  const int bytes = bytes_of(type, VF_N * 32) / 32, nv = 16 / VF_N;
   vf acc[2][4] = {{vf_zero(), vf_zero(), vf_zero(), vf_zero()}, {vf_zero(), vf_zero(), vf_zero(), vf_zero()}};
   int64_t i = 0, o = 0; // element, byte
   for (; i + 2 * VF_N <= n; i += 2 * VF_N, o += 2 * bytes) {
@@ -92,18 +95,16 @@ PG_INLINE void four_cuts(int type, int lanes, float *sums, rows a, cols b, int64
     }
   }
 #if VF_N == 8
-  if (lanes == 16) {
-    const vf q = vf_add(vf_quarters4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]),
-                        vf_quarters4(acc[1][0], acc[1][1], acc[1][2], acc[1][3]));
-    _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
-    return;
-  }
-#endif
+  const vf q = vf_add(vf_quarters4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]),
+                      vf_quarters4(acc[1][0], acc[1][1], acc[1][2], acc[1][3]));
+  _mm_storeu_ps(sums, _mm_add_ps(_mm256_castps256_ps128(q), _mm256_extractf128_ps(q, 1)));
+#else
   vf_sum4(sums, acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+#endif
 }
 
 // Rows one after the other, one stream of memory. Several cuts at a time hide fma's latency.
-PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t k, int add) {
+PG_INLINE void rows_in_turn(int type, out y, rows a, cols b, int64_t k, int add) {
   const int64_t n_whole = k / PG_CUT, rest = k % PG_CUT, cut_bytes = bytes_of(type, PG_CUT);
   const char *w[4];
   const float *x[4];
@@ -117,7 +118,7 @@ PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t 
       cut_of[j] = cut, row_of[j] = r;
       if (++cut == n_whole) cut = 0, r++;
     }
-    four_cuts(type, lanes, sums, w, x, PG_CUT);
+    four_cuts(type, sums, w, x, PG_CUT);
     for (int j = 0; j < 4; j++) {
       float *t = &total[row_of[j]];
       *t = cut_of[j] || add ? *t + sums[j] : sums[j];
@@ -125,7 +126,7 @@ PG_INLINE void rows_in_turn(int type, int lanes, out y, rows a, cols b, int64_t 
   }
   if (rest) {
     for (int j = 0; j < 4; j++) w[j] = a[j] + n_whole * cut_bytes, x[j] = b[0] + n_whole * PG_CUT;
-    four_cuts(type, lanes, sums, w, x, rest);
+    four_cuts(type, sums, w, x, rest);
     for (int j = 0; j < 4; j++) total[j] = n_whole || add ? total[j] + sums[j] : sums[j];
   }
   for (int j = 0; j < PG_MR; j++) y[0][j] = total[j];
@@ -246,7 +247,7 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
 TILES(floats, F32)
 #ifdef PG_PAIRS // each in the place of an F32
 const pg_tile *PG_PRODUCT(tiles)(int64_t type) { return tiles_F32; }
-#define EACH(X, ...) X(F32, __VA_ARGS__)
+#define EACH(X) X(F32)
 #define BY_TYPE(way) way##_F32
 #else
 TILES(floats, F16)
@@ -270,29 +271,20 @@ const pg_tile *PG_PRODUCT(tiles)(int64_t type) {
     return NULL;
   }
 }
-#define EACH(X, ...) X(F32, __VA_ARGS__) X(F16, __VA_ARGS__) X(BF16, __VA_ARGS__)
+#define EACH(X) X(F32) X(F16) X(BF16)
 #define BY_TYPE(way) (type == PG_F32 ? way##_F32 : type == PG_F16 ? way##_F16 : type == PG_BF16 ? way##_BF16 : NULL)
 #endif
 
-#define TALL(type, n)                                                                                                  \
+#define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
-    rows_of_floats(PG_##type, n, 1, y, a, b, k, add);                                                                  \
+    rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
   }
-EACH(TALL, PG_TALL)
+EACH(TALL)
 pg_tile PG_PRODUCT(tall_tile)(int64_t type) { return BY_TYPE(tall); }
 
 #if VF_N >= 8
-#define IN_TURN(type, lanes)                                                                                           \
-  static void in_turn_##lanes##_##type(out y, rows a, cols b, int64_t k, int add) {                                    \
-    rows_in_turn(PG_##type, lanes, y, a, b, k, add);                                                                   \
-  }
-EACH(IN_TURN, 16)
-#if VF_N == 8
-EACH(IN_TURN, 8)
-pg_tile PG_PRODUCT(tile_in_turn)(int64_t type, int lanes) {
-  return lanes == 8 ? BY_TYPE(in_turn_8) : BY_TYPE(in_turn_16);
-}
-#else
-pg_tile PG_PRODUCT(tile_in_turn)(int64_t type, int lanes) { return BY_TYPE(in_turn_16); }
-#endif
+#define IN_TURN(type)                                                                                                  \
+  static void in_turn_##type(out y, rows a, cols b, int64_t k, int add) { rows_in_turn(PG_##type, y, a, b, k, add); }
+EACH(IN_TURN)
+pg_tile PG_PRODUCT(tile_in_turn)(int64_t type) { return BY_TYPE(in_turn); }
 #endif

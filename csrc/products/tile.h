@@ -15,7 +15,7 @@ const pg_tile *PG_PRODUCT(tiles)(int64_t type);
 
 // PG_TALL rows times one column; NULL: tiles are as fast.
 pg_tile PG_PRODUCT(tall_tile)(int64_t type);
-// PG_MR rows times one column, one row after the other, in the order of a level whose vectors have `lanes`: on AVX2 8
-// or 16, as on AVX-512. NULL: there is none.
-pg_tile PG_PRODUCT(tile_in_turn)(int64_t type, int lanes);
-pg_tile PG_CAT(tile_in_turn, __, avx2)(int64_t type, int lanes);
+// PG_MR rows times one column, one row after the other, in the order of AVX-512: for the levels that have it, and
+// compiled with AVX2 for those of AMD's CPUs. NULL: there is none.
+pg_tile PG_PRODUCT(tile_in_turn)(int64_t type);
+pg_tile PG_CAT(tile_in_turn, __, avx2)(int64_t type);
