@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from pyggml.stream.sizes import memory_size
 from .adapters import Adapters
 from .command import Option
 from .options import Json
+from .outputs import print_json
 from .running import Run
 from .sampling import Sampling, Stop, declared
 
@@ -124,7 +124,7 @@ def batch(
                     progress.update(task, description=rate, completed=file.n_done)
     about = {"requests": file.n_requests, "resumed_at": had, "errors": file.n_errors, "n_predicted": n_tokens}
     if as_json:
-        print(json.dumps(about))
+        print_json(about)
         return
     before = f" ({had} were there)" if had else ""
     again = " (--retry-errors answers them again)" if file.n_errors else ""

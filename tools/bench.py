@@ -22,7 +22,7 @@ from .command import Option
 from .measure.bench_history import append_history
 from .measure.llama_bench import tokens_per_second
 from .options import Json
-from .outputs import not_the_model
+from .outputs import not_the_model, print_json
 from .plain import for_rich
 from .running import Run
 
@@ -143,7 +143,7 @@ def bench(
         for r in rows if profile else ():
             p = profiles[r["test"]]
             r["profile"] = {by: [vars(x) for x in p.table(by)] for by in ("op", "layer")} | {"idle": p.idle}
-        print(json.dumps(rows))
+        print_json(rows)
         return
     table = Table("test", "threads", "tokens/s", "median", "spread", title=for_rich(m.path))
     if against is not None:

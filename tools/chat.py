@@ -28,6 +28,7 @@ from .adapters import Adapters
 from .command import Option
 from .media import Media
 from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
+from .outputs import print_json
 from .plain import for_terminal, plain
 from .prompt_text import unescape
 from .running import Run
@@ -88,7 +89,7 @@ def chat(
             chat_template = find_template(template, m.kv)
     except (GGMLError, OSError) as e:
         if as_json:
-            print(json.dumps(_error(e)), flush=True)
+            print_json(_error(e))
         raise
     chain.traces = [] if trace_sampling else None
     session = ChatSession(ctx, chain, chat_template, system, n_predict, tuple(stop or ()), context_shift, keep)
@@ -142,7 +143,7 @@ class _Console:
         if self.as_json and self.session.generation:
             times = summary.timings(self.session.generation, self.load, self.took)
             out = {"role": "assistant", "content": "".join(made), "finish_reason": reason, "timings": times}
-            print(json.dumps(out), flush=True)
+            print_json(out)
         self._show("\n")
         memory = self.session.ctx.memory
         if reason == "length" and memory.used >= memory.size:
@@ -164,7 +165,7 @@ class _Console:
         self.failed = True
         print(f"pyggml: {plain(text)}", file=sys.stderr)
         if self.as_json:
-            print(json.dumps(_error(error or GGMLError(text))), flush=True)
+            print_json(_error(error or GGMLError(text)))
 
     def help(self, _: str) -> None:
         for name, (text, _do) in _COMMANDS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Optional
@@ -14,6 +13,7 @@ from pyggml.llm.embed import normalized
 
 from .command import Argument, Option
 from .options import Json
+from .outputs import print_json
 from .prompt_text import read_prompt
 from .running import Run
 
@@ -59,7 +59,7 @@ def embed(
         if query is not None:
             scores = m.rerank(query, lines, n_ubatch=n_ubatch, context=context)
             if as_json:
-                print(json.dumps({"query": query, "texts": lines, "scores": scores.tolist()}))
+                print_json({"query": query, "texts": lines, "scores": scores.tolist()})
                 return
             for i in np.argsort(-scores, kind="stable"):
                 print(f"{scores[i]:10.4f}  {lines[i]}")
@@ -70,7 +70,7 @@ def embed(
     if out is not None:
         np.save(out, rows)
     if as_json:
-        print(json.dumps({"texts": lines, "embeddings": rows.tolist(), "cosines": cosines.tolist()}))
+        print_json({"texts": lines, "embeddings": rows.tolist(), "cosines": cosines.tolist()})
         return
     for text, row in zip(lines, rows, strict=True):
         more = " ..." if len(row) > _SHOWN else ""

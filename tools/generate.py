@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from .options import (
     TraceSampling,
     usage,
 )
+from .outputs import print_json
 from .plain import for_terminal
 from .prompt_text import read_prompt, unescape
 from .running import Run
@@ -180,7 +180,7 @@ def generate(
         out["timings"] = summary.timings(g, load, total)
         if trace_sampling:
             out["trace"] = [summary.trace_json(step) for step in traces]
-        print(json.dumps(out))
+        print_json(out)
     else:
         print(flush=True)
         print(summary.table(g, load, total), file=sys.stderr)

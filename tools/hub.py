@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 from pyggml.config import read_config
 from pyggml.hub import cached, find_model, remove
+from pyggml.json_text import json_text
 
 from .command import Argument, Option
 from .options import Json
+from .outputs import print_json
 
 
 def pull(
@@ -21,7 +22,7 @@ def pull(
     goes on. The other verbs download their model themselves (-m USER/REPO)."""
     for name in models:
         path = find_model(name)
-        print(json.dumps({"model": name, "path": path}) if as_json else path, flush=True)
+        print(json_text({"model": name, "path": path}) if as_json else path, flush=True)
 
 
 def list_models(
@@ -38,7 +39,7 @@ def list_models(
             rows.append({"model": repo.repo_id, "bytes": repo.size_on_disk, "files": files})
     aliases = dict(read_config().aliases)
     if as_json:
-        print(json.dumps({"models": rows, "aliases": aliases}))
+        print_json({"models": rows, "aliases": aliases})
         return
     for row in rows:
         print(f"{row['model']}  {_size(int(str(row['bytes'])))}")
@@ -56,7 +57,7 @@ def rm(
     for name in models:
         freed = remove(name)
         if as_json:
-            print(json.dumps({"model": name, "bytes": freed}), flush=True)
+            print_json({"model": name, "bytes": freed})
         else:
             print(f"{name}: {_size(freed)} are free", file=sys.stderr)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from typing import Any
@@ -18,6 +17,7 @@ from pyggml.hf.folder import HFFolder, is_folder, open_hf_folder
 from pyggml.llm.model import default_model_path, load_model
 
 from .options import Json, ModelPath
+from .outputs import print_json
 from .plain import for_rich
 
 SHOWN_ITEMS = 8  # items of an array that are shown
@@ -80,7 +80,7 @@ def info(model: ModelPath = None, as_json: Json = False) -> None:
     f = opened(str(default_model_path()) if model is None else model)
     about = {**summary(f), **verdict(f.path)}
     if as_json:
-        print(json.dumps(about))
+        print_json(about)
         return
     console = Console()
     types = ", ".join(f"{n} {name}" for name, n in about["types"].items())

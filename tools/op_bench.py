@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ from pyggml.tensor import Context, Tensor
 from .command import Option
 from .measure.op_cases import OP_CASES, Ne, OpCase
 from .options import Json, Threads
+from .outputs import print_json
 
 COLD_BYTES = 96 << 20  # bytes of weights that no cache holds, for products of few columns: decoding reads a whole model
 COLD_COLUMNS = 8
@@ -189,7 +189,7 @@ def op_bench(
         for name, dtype, shape in todo:
             rows += measure(name, dtype, shape, backend)
     if as_json:
-        print(json.dumps([asdict(r) for r in rows]))
+        print_json([asdict(r) for r in rows])
         return
     table = Table("op", "type", "shape", "isa", "layout", "us", "GFLOPS", "GB/s", "of limit", box=SIMPLE_HEAD)
     for r in rows:

@@ -1,12 +1,19 @@
-"""Check the files that verbs write."""
+"""What verbs write: JSON, and files, which are checked."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import click
+
+from pyggml.json_text import json_text
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON, at once: another program may wait for it."""
+    print(json_text(value), flush=True)
 
 
 def not_the_model(model: Optional[str], *outputs: Optional[Path]) -> None:

@@ -3,7 +3,6 @@ multiple choice it gets right; computed as llama.cpp does."""
 
 from __future__ import annotations
 
-import json
 from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -23,6 +22,7 @@ from pyggml.llm.options import ContextOptions
 from .adapters import AdapterOptions, Adapters
 from .command import Option
 from .options import Json, usage
+from .outputs import print_json
 from .prompt_text import read_bytes
 from .running import Run, RunOptions
 
@@ -96,7 +96,7 @@ def perplexity_of_file(
     if as_json:
         out = {"ppl": last.ppl, "error": None if isnan(last.error) else last.error, "nll": last.nll}
         out |= {"n_ctx": ctx_size or m.hparams.n_ctx_train, "stride": ppl_stride}
-        print(json.dumps(out | {"n_chunks": last.n_chunks, "n_scored": last.n_scored}))
+        print_json(out | {"n_chunks": last.n_chunks, "n_scored": last.n_scored})
     else:
         print(f"Final estimate: PPL = {_shown(last)}")
 
@@ -126,7 +126,7 @@ def show_divergence(model: Model, base: LogitsFile, context: ContextOptions, as_
                 print(f"{last.n_done:4d}    " + "    ".join(shown), flush=True)
     assert last is not None
     if as_json:
-        print(json.dumps(_divergence_json(last)))
+        print_json(_divergence_json(last))
     else:
         print("\n".join(("", *_perplexity_lines(last), "", *_kld_lines(last), "", *_p_lines(last))))
 
@@ -198,7 +198,7 @@ def show_choices(model: Model, tasks: list[Task], n_ctx: int, context: ContextOp
     if as_json:
         error = None if isnan(last.error) else last.error
         out = {"share": last.share, "error": error, "interval": [low, high], "chance": last.chance}
-        print(json.dumps(out | {"n_tasks": last.n_tasks, "n_right": last.n_right}))
+        print_json(out | {"n_tasks": last.n_tasks, "n_right": last.n_right})
         return
     print(f"Final result: {100 * last.share:.4f} +/- {100 * last.error:.4f} ({last.n_right} of {last.n_tasks} tasks)")
     print(f"95 % interval: [{100 * low:.4f}, {100 * high:.4f}]; random chance: {100 * last.chance:.4f}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -21,6 +20,7 @@ from pyggml.tensor import rank_of
 
 from .command import Argument, Option
 from .options import Json, Threads
+from .outputs import print_json
 from .plain import for_rich
 
 TABLE_WIDTH = 110  # characters, so that a narrow terminal does not cut numbers
@@ -143,7 +143,7 @@ def quantize(
     if as_json:
         about = {"in": str(source), "out": None if dry_run else str(out), "file_type": name}
         sizes = {"bytes_before": plan.bytes_before, "bytes_after": plan.bytes_after, "bits_per_weight": bits}
-        print(json.dumps({**about, **sizes, "tensors": [row_of(t) for t in plan.tensors]}))
+        print_json({**about, **sizes, "tensors": [row_of(t) for t in plan.tensors]})
         return
     console = Console()
     if report or dry_run:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,6 +13,7 @@ from pyggml.llm.model import load_model
 
 from .command import Argument, Option
 from .options import Json, ModelPath
+from .outputs import print_json
 from .prompt_text import read_prompt
 
 _COLOURS = ("black on cyan", "black on yellow", "black on green", "black on magenta")
@@ -36,7 +36,7 @@ def tokenize(
     ids = vocab.tokenize(read_prompt(prompt if text is None else text, file), add_special, parse_special)
     pieces = [_piece(vocab.token_to_piece(i, special=True)) for i in ids]
     if as_json:
-        print(json.dumps({"ids": ids, "pieces": [list(p) if isinstance(p, bytes) else p for p in pieces]}))
+        print_json({"ids": ids, "pieces": [list(p) if isinstance(p, bytes) else p for p in pieces]})
         return
     console = Console()
     if console.is_terminal:

@@ -3,7 +3,6 @@ runs."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 
 from .command import Argument, Option
 from .options import FlashAttn, Json, ModelPath, Ram, Threads, usage
-from .outputs import not_the_model
+from .outputs import not_the_model, print_json
 from .plain import for_rich
 from .running import cache_type
 
@@ -72,7 +71,7 @@ def diff(
     (left, options_a), (right, options_b) = _side(a), _side(b)
     d = traces.diff(left, right, prompt, *(nodes or ()), tolerance=tolerance, options_a=options_a, options_b=options_b)
     if as_json:
-        print(json.dumps(traces.summary(d)))
+        print_json(traces.summary(d))
     else:
         _show(d)
     if d.first is not None:

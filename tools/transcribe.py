@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Optional
 
 import click
@@ -11,6 +10,7 @@ from pyggml.llm.transcribe import TEMPERATURES, Segment, Transcriber, Transcript
 
 from .command import Argument, Option
 from .options import Json
+from .outputs import print_json
 from .running import Run
 
 
@@ -65,4 +65,4 @@ def transcribe(
                 print(text if shown is None else shown(n, s), end="\n" if shown is None else "", flush=True)
         if as_json:
             whole = Transcription("".join(s.text for s in found), found, t.language, t.duration)
-            print(json.dumps(whole.as_dict()))
+            print_json(whole.as_dict())

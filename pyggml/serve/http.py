@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from math import isfinite
 from time import monotonic
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from anyio import fail_after
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pyggml import limits
+from pyggml.json_text import json_text
 
 from .errors import HTTPError, of_generation
 
@@ -22,21 +22,9 @@ T = TypeVar("T")
 
 
 def dumps(value: Any) -> bytes:
-    """JSON as UTF-8. Lone surrogates of a request become question marks, numbers that are not finite null, as
-    llama-server writes them: JSON has neither."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        text = json.dumps(_with_null(value), ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-8", "replace")
-
-
-def _with_null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with_null(x) for key, x in cast("dict[str, Any]", value).items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_null(x) for x in cast("list[Any]", value)]
-    return None if isinstance(value, float) and not isfinite(value) else value
+    """JSON as UTF-8, as llama-server writes it: with null for numbers that are not finite. Lone surrogates of a request
+    become question marks."""
+    return json_text(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Json(Response):

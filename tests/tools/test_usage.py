@@ -8,12 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from pyggml.tools.cli import main
 from pyggml.tools.logs import start_logging
 
 from pyggml.errors import BatchError
 from pyggml.llm.model import load_model
+
+from ..tiny_model import write_gguf
 
 
 def run(*args: object) -> int:
@@ -184,3 +188,12 @@ def test_bad_options_of_a_side(option: str, tiny: Path, capsys: pytest.CaptureFi
     assert run("diff", tiny, f"{tiny}:{option}", "-p", "a") == 2
     got = capsys.readouterr()
     assert got.out == "" and got.err.count("\n") == 1 and option.partition("=")[2] in got.err
+
+
+def test_json_has_null_for_numbers_that_are_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(tmp_path / "nan.gguf")
+    (norm,) = (t for t in gguf.GGUFReader(path, "r+").tensors if t.name == "output_norm.weight")
+    norm.data[5] = np.nan
+    assert run("embed", "-m", path, "--embd-normalize", -1, "--json", "a", "b") == 0
+    text = capsys.readouterr().out
+    assert "NaN" not in text and [row[5] for row in json.loads(text)["embeddings"]] == [None, None]
