@@ -22,7 +22,8 @@ TRACE_RATIO = 16  # ... and how many times as large as its file: numbers rarely 
 PICTURE_PIXELS = (1 << 30) // 12  # pixels of a picture (89 million), and of all that a processor makes of it
 PICTURE_TILES = 1 << 10  # tiles that a processor cuts a picture into (the largest known number is 145)
 PICTURE_PAIRS = 1 << 32  # pairs of patches in the tiles of a picture, which attention compares (65,536 patches in one)
-SOUND_SECONDS = 6 * 3600  # length of a sound (1.4 GB as samples)
+SOUND_SECONDS = 6 * 3600  # length of a sound (1.4 GB as samples at 16 kHz)
+SOUND_SAMPLES = 1 << 32  # samples of all channels of a file, at its own rate (6 hours of stereo at 96 kHz)
 
 # Chat templates. Besides, a template may use TEMPLATE_PER_BYTE steps and bytes for each byte of its variables
 TEMPLATE_SOURCE = 1 << 17  # characters of a template (the largest known has 30,000)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -43,36 +43,43 @@ def read_sound(sound: Sound, rate: int | None = None) -> Floats:
 
     Channels are averaged. Another rate is converted by the library soxr. Files need `pip install pyggml[media]`.
     Raises MediaError for a file that is missing or damaged, for a sound that is empty, longer than
-    `limits.SOUND_SECONDS` or not finite, for an array without a rate or of another shape, and when a library is
-    missing.
+    `limits.SOUND_SECONDS` or `limits.SOUND_SAMPLES`, or not finite, for an array without a rate or of another shape,
+    and when a library is missing.
     """
     if isinstance(sound, (str, os.PathLike, bytes, bytearray, memoryview)):
         if rate is not None:
             raise MediaError(f"rate = {rate!r:.30} is of samples: a file says its own")
-        samples, rate, what = _of_file(cast("str | os.PathLike[str] | bytes", sound))
-    else:
-        samples, what = _of_array(sound), "the sound"
-        if rate is None:
-            raise MediaError("samples need a rate: how many of them make a second (rate=16000)")
-        if not _RATES[0] <= whole("rate", rate, error=MediaError) <= _RATES[1]:
-            raise MediaError(f"rate must be {_RATES[0]} to {_RATES[1]} samples a second, not {rate}")
-    if not samples.size:
+        return _of_file(cast("str | os.PathLike[str] | bytes", sound))
+    samples = _of_array(sound)
+    if rate is None:
+        raise MediaError("samples need a rate: how many of them make a second (rate=16000)")
+    if not _RATES[0] <= whole("rate", rate, error=MediaError) <= _RATES[1]:
+        raise MediaError(f"rate must be {_RATES[0]} to {_RATES[1]} samples a second, not {rate}")
+    return _converted("the sound", (samples[i : i + _BLOCK] for i in range(0, len(samples), _BLOCK)), rate)
+
+
+def _converted(what: str, blocks: Iterable[Floats], rate: int) -> Floats:
+    """All samples of a sound, which comes in blocks, at `RATE`. No more is held of another rate than a block: a second
+    of it, which is a few bytes of a FLAC file, may have as many samples as 48 of ours."""
+    n, found = 0, list[Floats]()
+    stream = None if rate == RATE else _resampler(rate)
+    for block in blocks:
+        n += len(block)
+        if n / rate > limits.SOUND_SECONDS:
+            raise MediaError(f"{what} is {n / rate:.0f} seconds long: up to {limits.SOUND_SECONDS} are supported")
+        if not np.isfinite(block).all():
+            raise MediaError(f"{what} has samples that are NaN or infinite")
+        found.append(block if stream is None else stream(block, False))
+    if not n:
         raise MediaError(f"{what} is empty: it has no samples")
-    _check_length(what, samples.size / rate)
-    if not np.isfinite(samples).all():
-        raise MediaError(f"{what} has samples that are NaN or infinite")
-    if rate != RATE:
-        samples = _resampled(samples, rate)
-        if not samples.size:
-            raise MediaError(f"{what} is empty: it is shorter than a sample at {RATE} Hz")
-        if not np.isfinite(samples).all():
-            raise MediaError(f"{what} has samples that are too large to be converted to {RATE} Hz")
+    if stream is not None:
+        found.append(stream(np.empty(0, np.float32), True))
+    samples = np.concatenate(found)
+    if not samples.size:
+        raise MediaError(f"{what} is empty: it is shorter than a sample at {RATE} Hz")
+    if stream is not None and not np.isfinite(samples).all():
+        raise MediaError(f"{what} has samples that are too large to be converted to {RATE} Hz")
     return samples
-
-
-def _check_length(what: str, seconds: float) -> None:
-    if seconds > limits.SOUND_SECONDS:
-        raise MediaError(f"{what} is {seconds:.0f} seconds long: up to {limits.SOUND_SECONDS} are supported")
 
 
 def _of_array(sound: npt.ArrayLike) -> Floats:
@@ -95,8 +102,8 @@ def _of_array(sound: npt.ArrayLike) -> Floats:
         return np.ascontiguousarray(mono, np.float32)
 
 
-def _of_file(sound: str | os.PathLike[str] | bytes) -> tuple[Floats, int, str]:
-    """The averaged samples of a file, their rate, and how errors call the file."""
+def _of_file(sound: str | os.PathLike[str] | bytes) -> Floats:
+    """The averaged samples of a file at `RATE`."""
     try:
         import soundfile  # imported late: few programs need it
     except (ImportError, OSError) as e:
@@ -111,26 +118,31 @@ def _of_file(sound: str | os.PathLike[str] | bytes) -> tuple[Floats, int, str]:
             rate = int(file.samplerate)
             if not _RATES[0] <= rate <= _RATES[1] or not 0 < file.channels <= _CHANNELS:
                 raise MediaError(f"{what}: {file.channels} channels of {rate} samples a second are not supported")
-            blocks: list[Floats] = []
-            n = 0
-            while (block := cast("Floats", file.read(_BLOCK, dtype="float32", always_2d=True))).size:
-                n += len(block)
-                _check_length(what, n / rate)
-                blocks.append(block.mean(1, dtype=np.float64).astype(np.float32))
+            return _converted(what, _averaged(what, file), rate)
     except MediaError:
         raise
     except (library.LibsndfileError, RuntimeError, OSError, ValueError, TypeError) as e:
         raise MediaError(f"{what}: is no sound that can be read: {e}") from None
-    return np.concatenate(blocks) if blocks else np.empty(0, np.float32), rate, what
 
 
-def _resampled(samples: Floats, rate: int) -> Floats:
+def _averaged(what: str, file: Any) -> Iterator[Floats]:
+    """The samples of an open file, block by block. Each channel costs time, whatever its samples become."""
+    n = 0
+    while (block := cast("Floats", file.read(_BLOCK, dtype="float32", always_2d=True))).size:
+        n += block.size
+        if n > limits.SOUND_SAMPLES:
+            raise MediaError(f"{what}: has more samples than limits.SOUND_SAMPLES = {limits.SOUND_SAMPLES}")
+        yield block.mean(1, dtype=np.float64).astype(np.float32)
+
+
+def _resampler(rate: int) -> Callable[[Floats, bool], Floats]:
+    """A function that takes a sound block by block, and whether that is all, and returns what it is at `RATE`."""
     try:
         import soxr
     except ImportError as e:
         raise MediaError(f"another rate than {RATE} needs the library soxr (pip install pyggml[media]): {e}") from None
     library: Any = soxr
-    return np.asarray(library.resample(samples, rate, RATE), np.float32)
+    return library.ResampleStream(rate, RATE, 1, dtype="float32").resample_chunk
 
 
 # -- features ----------------------------------------------------------------------------------------------------------

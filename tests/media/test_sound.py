@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pyggml.media.sound import RATE, mel_filters, read_sound, sound_processor
 from ..conftest import shared_dir
 
 soundfile: Any = pytest.importorskip("soundfile")
-pytest.importorskip("soxr")
+soxr: Any = pytest.importorskip("soxr")
 MM = shared_dir() / "golden" / "mm"
 
 
@@ -120,6 +121,24 @@ def test_a_sound_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
     for sound, rate in ((tone(1.5), RATE), (stored(tone(1.5), RATE, "WAV"), None)):
         with pytest.raises(MediaError, match="seconds long: up to 1 are"):
             read_sound(sound, rate)
+
+
+def test_a_small_file_is_not_held_at_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLAC says a second of silence in 200 bytes, and may call it 655,350 samples: six hours of it took 57 GB."""
+    silence = stored(np.zeros(120 * 655350, np.int16), 655350, "FLAC")
+    assert len(silence) < 1 << 20
+    tracemalloc.start()
+    assert len(read_sound(silence)) == 120 * RATE
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20  # 7.7 MB twice, and blocks; 315 MB at the file's rate
+    tracemalloc.stop()
+    monkeypatch.setattr(limits, "SOUND_SAMPLES", 120 * 655350 - 1)
+    with pytest.raises(MediaError, match=r"more samples than limits\.SOUND_SAMPLES = 78641999"):
+        read_sound(silence)
+
+
+def test_a_sound_in_blocks_is_converted_as_a_whole_one() -> None:
+    samples = np.random.default_rng(0).standard_normal(300_001).astype(np.float32)
+    np.testing.assert_array_equal(read_sound(samples, 44100), soxr.resample(samples, 44100, RATE))
 
 
 # -- features ----------------------------------------------------------------------------------------------------------
