@@ -22,6 +22,7 @@ TRACE_RATIO = 16  # ... and how many times as large as its file: numbers rarely 
 PICTURE_PIXELS = (1 << 30) // 12  # pixels of a picture (89 million), and of all that a processor makes of it
 PICTURE_TILES = 1 << 10  # tiles that a processor cuts a picture into (the largest known number is 145)
 PICTURE_PAIRS = 1 << 32  # pairs of patches in the tiles of a picture, which attention compares (65,536 patches in one)
+PICTURE_SCANS = 1 << 7  # times that a JPEG file goes over its pixels (progressive ones have 10)
 SOUND_SECONDS = 6 * 3600  # length of a sound (1.4 GB as samples at 16 kHz)
 SOUND_SAMPLES = 1 << 32  # samples of all channels of a file, at its own rate (6 hours of stereo at 96 kHz)
 

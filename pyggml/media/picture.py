@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
@@ -23,6 +24,9 @@ _BYTES: Any = (bytes, bytearray, memoryview)
 
 # Pillow knows more formats; these are read without another program (as it does for EPS), and are what people send.
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "PPM")
+
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # of a JPEG file: those that a length follows, and the end
+_JPEG_BYTES = 1 << 28  # of a JPEG file: three for each pixel that a picture may have
 
 
 def open_picture(image: Any) -> Pixels:
@@ -101,6 +105,8 @@ def _decoded(module: Any, file: BinaryIO) -> Image:
     try:
         file.seek(0)
         with module.open(file, formats=FORMATS) as image:  # reads the header alone
+            if image.format in ("JPEG", "MPO"):
+                _check_scans(file)
             return _upright_rgb(module, image)
     except MediaError:
         raise
@@ -110,6 +116,21 @@ def _decoded(module: Any, file: BinaryIO) -> Image:
         raise MediaError(f"it is none of {', '.join(FORMATS)}") from e
     except Exception as e:  # a decoder may raise anything about a damaged file
         raise MediaError(f"it is damaged: {type(e).__name__}: {e}") from e
+
+
+def _check_scans(file: BinaryIO) -> None:
+    """Raise MediaError when a JPEG file goes over its pixels more than `limits.PICTURE_SCANS` times: a scan that
+    changes none of them has 14 bytes, and takes as long as any other."""
+    file.seek(0)
+    data = file.read(_JPEG_BYTES)
+    if len(data) == _JPEG_BYTES:
+        raise MediaError(f"a JPEG file of {_JPEG_BYTES} bytes or more is not read")
+    n, at = 0, 2
+    while (found := _MARKER.search(data, at)) is not None and found[0] != b"\xff\xd9":
+        n += found[0] == b"\xff\xda"
+        if n > limits.PICTURE_SCANS:
+            raise MediaError(f"it has more scans than pyggml.limits.PICTURE_SCANS ({limits.PICTURE_SCANS})")
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
 def _checked(array: Array) -> Array:

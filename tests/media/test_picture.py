@@ -197,6 +197,23 @@ def test_too_large(side: int) -> None:
         open_picture(png_of(side, side))
 
 
+def test_a_jpeg_that_is_gone_over_again_and_again() -> None:
+    """A scan of 14 bytes takes as long as any other: 1 MB of them on 89 million pixels took more than an hour."""
+    data = stored(Image.new("L", (64, 64)), "JPEG", progressive=True, comment=b"\xff\xda" * 1000)
+    scan = data[data.rindex(b"\xff\xda") : -2]
+    assert open_picture(data[:-2] + scan * 100 + data[-2:] + scan * 1000).shape == (64, 64, 3)
+    with pytest.raises(MediaError, match=r"more scans than pyggml\.limits\.PICTURE_SCANS \(128\)"):
+        open_picture(data[:-2] + scan * 1000 + data[-2:])
+
+
+def test_a_jpeg_that_never_seems_to_end(tmp_path: Path) -> None:
+    with open(path := tmp_path / "a.jpg", "wb") as file:
+        file.write(stored(Image.new("L", (8, 8)), "JPEG")[:-2])
+        file.truncate(1 << 40)
+    with pytest.raises(MediaError, match="268435456 bytes or more"):
+        open_picture(path)
+
+
 def test_the_limit_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyggml.limits, "PICTURE_PIXELS", 34)
     for form in (RGB, Image.fromarray(RGB), stored(Image.fromarray(RGB))):
