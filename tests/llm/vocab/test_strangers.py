@@ -201,6 +201,13 @@ def test_bytes_that_are_not_utf8() -> None:
     assert token.token_to_piece(1) == b"[UNK_BYTE_0xff\xff]" and token.tokenize("a", False) == [0]
 
 
+def test_a_long_token_that_spells_no_bytes() -> None:
+    """Its text stood once for each of its characters: 60,000 spaces became 3.6 GB."""
+    for n in (129, 60_000):
+        assert make("gpt2", [" " * n], merges=[]).token_to_piece(0) == b" " * n
+    assert make("gpt2", [" " * 3], merges=[]).token_to_piece(0) == b"[UNK_BYTE_0x20   ]" * 3
+
+
 def test_scores_beyond_f32() -> None:
     for vocab in (lambda: plamo2(["a"], [1e305]), lambda: t5(["a"], scores=np.array([0, 0, 0, -1e305]))):
         with pytest.raises(ModelError, match="scores has a number beyond the range of F32"):

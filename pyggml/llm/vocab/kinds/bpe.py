@@ -27,6 +27,7 @@ _OTHERS = [b for b in range(256) if b not in set(_PRINTABLE)]
 # GPT-2's spelling of bytes: printable characters of Latin-1 stand for themselves, other bytes for U+0100 and up.
 SPELLING = dict(zip([*_PRINTABLE, *_OTHERS], [*map(chr, _PRINTABLE), *map(chr, range(256, 512))], strict=False))
 _DNA = re.compile("<dna>(?P<bases>.*?)(?P<end></dna>|\\Z)", re.DOTALL)
+_LONGEST = 128  # characters of a token that llama.cpp's text for what spells no byte is made of
 _BYTES = {char: bytes([b]) for b, char in SPELLING.items()}
 
 
@@ -56,6 +57,8 @@ class BPE:
         try:
             return b"".join([_BYTES[c] for c in text])
         except KeyError:
+            if len(text) > _LONGEST:  # each character would bring all of them
+                return utf8(text)
             return b"".join([_BYTES.get(c) or utf8(f"[UNK_BYTE_0x{utf8(c).hex()}{text}]") for c in text])
 
     @cached_property
