@@ -86,8 +86,8 @@ def load_imatrix(path: str | os.PathLike[str]) -> dict[str, Floats]:
     """Tensor name -> mean squares of its inputs, float32 [matrices of the tensor, columns].
 
     Reads llama.cpp's GGUF files (sums and counts per matrix) and the `.dat` files of its older versions. All columns of
-    a matrix that got no input weigh the same. Raises GGUFError for a file of another kind, or values that are not
-    finite.
+    a matrix that got no input weigh the same. Raises GGUFError for a file of another kind, for values that are not
+    finite, and for negative ones.
     """
     return load_sums(path).means()
 
@@ -110,6 +110,9 @@ def load_sums(path: str | os.PathLike[str], chunk_size: int = 512) -> ImatrixSum
     for tensor, values in means.items():
         if not np.isfinite(values).all():
             raise GGUFError(f"{name}: the importance matrix of {tensor} holds values that are not finite")
+        counts = found.counts[tensor]
+        if not (np.isfinite(counts).all() and counts.min() >= 0 and found.sums[tensor].min() >= 0):
+            raise GGUFError(f"{name}: the importance matrix of {tensor} has a sum below 0, or a count that is none")
     return found
 
 

@@ -202,6 +202,15 @@ def test_imatrix_files(tmp_path: Path) -> None:
         load_imatrix(old)
 
 
+@pytest.mark.parametrize(("value", "count"), [(1, -4), (1, np.nan), (1, np.inf), (-1, 4)])
+def test_an_imatrix_with_numbers_that_are_none(tmp_path: Path, value: float, count: float) -> None:
+    """They were columns that weigh less than nothing, or a ValueError when the file was merged with others."""
+    values = np.full((1, 32), value, np.float32)
+    path = write_imatrix(tmp_path / "i.gguf", {"a": values}, {"a": [count]})
+    with pytest.raises(GGUFError, match=r"of a has a sum below 0, or a count that is none|of a holds values that are"):
+        load_imatrix(path)
+
+
 def test_imatrix_guides_the_search(tiny: Path, tmp_path: Path) -> None:
     name = "blk.0.attn_q.weight"
     weights = np.where(np.arange(32) < 4, 100.0, 0.01)[None].astype(np.float32)
