@@ -136,6 +136,13 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
         if not start <= end or end - start != t.nbytes or 8 + n + end > size:
             fail(f"the tensor {name:.80} of shape {list(shape)} is not where the header says")
         found[name] = t
+    end = 8 + n
+    for t in sorted(found.values(), key=lambda t: (t.offset, t.nbytes)):  # the format has neither holes nor overlaps
+        if t.offset != end:
+            fail(f"the tensor {t.name:.80} begins at byte {t.offset}, the one before it ends at {end}")
+        end += t.nbytes
+    if end != size:
+        fail(f"its tensors end at byte {end} of {size}")
     return found
 
 

@@ -71,6 +71,24 @@ def test_damaged_files(tmp_path: Path) -> None:
         open_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ({"a": (0, 8), "b": (4, 12)}, "b begins at byte .*, the one before it ends"),
+        ({"a": (0, 8), "b": (0, 8), "c": (8, 12)}, "b begins at byte"),
+        ({"a": (4, 12)}, "a begins at byte"),
+        ({"a": (0, 8)}, "tensors end at byte .* of"),
+    ],
+)
+def test_tensors_lie_side_by_side(tmp_path: Path, places: dict[str, tuple[int, int]], text: str) -> None:
+    """A thousand tensors in the same bytes would be a model of a thousand times the file's size."""
+    about = {n: {"dtype": "F32", "shape": [(b - a) // 4], "data_offsets": [a, b]} for n, (a, b) in places.items()}
+    header = json.dumps(about).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    with pytest.raises(ModelError, match=text):
+        open_folder(tmp_path)
+
+
 def _with_shape(shape: bytes) -> bytes:
     """A file of one tensor of 24 bytes, of that shape."""
     header = b'{"a":{"dtype":"F32","shape":' + shape + b',"data_offsets":[0,24]}}'
