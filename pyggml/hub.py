@@ -255,7 +255,10 @@ def _parts(name: str, files: Sequence[str]) -> list[str]:
 
 def _of_url(url: str) -> str:
     """The file at a URL, which is downloaded unless it is there. One of the Hub comes through the Hub."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as e:
+        raise ModelError(f"{url}: is no URL: {e}") from None
     ours = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if parts.netloc in (ours.netloc, "hf.co"):
         steps = unquote(parts.path).strip("/").split("/")
@@ -264,7 +267,8 @@ def _of_url(url: str) -> str:
         if len(steps) == 2:
             return download("/".join(steps))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyggml"
-    name = PurePosixPath(unquote(parts.path)).name or "model.gguf"
+    name = PurePosixPath(unquote(parts.path)).name
+    name = "model.gguf" if name in ("", "..") else name.replace("\0", "")
     path = folder / sha256(url.encode()).hexdigest()[:16] / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +278,8 @@ def _of_url(url: str) -> str:
 
 def _fetch(url: str, path: Path) -> None:
     """Download a file. What was broken off goes on, unless the file has changed since. Raises ModelError when the site
-    refuses, or when less came than it said."""
+    refuses, when less came than it said, and when it does not speak HTTP."""
+    from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen  # which load OpenSSL
 
@@ -286,6 +291,7 @@ def _fetch(url: str, path: Path) -> None:
             goes_on = answer.status == 206
             etag = cast("str | None", answer.headers.get("ETag"))
             said = answer.headers.get("Content-Length")
+            length = None if said is None else int(said)
             mark.write_text(etag) if etag is not None else mark.unlink(missing_ok=True)
             with open(part, "ab" if goes_on else "wb") as f:
                 while block := answer.read(_BLOCK):
@@ -293,7 +299,9 @@ def _fetch(url: str, path: Path) -> None:
                 size = f.tell()
     except HTTPError as e:
         raise ModelError(f"{url}: {e.code} {e.reason}") from None
-    wanted = None if said is None else int(said) + (begun if goes_on else 0)
+    except (HTTPException, ValueError) as e:  # ValueError: a place to go on at that is no URL, or a length that is none
+        raise ModelError(f"{url}: is no file that can be had: {type(e).__name__}: {e}") from None
+    wanted = None if length is None else length + (begun if goes_on else 0)
     if wanted is not None and size != wanted:
         raise ModelError(f"{url}: {size} of {wanted} bytes came: try again, it goes on from there")
     part.replace(path)

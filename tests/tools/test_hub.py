@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -233,6 +234,46 @@ def test_urls(server: Server, model_bytes: bytes, tmp_path: Path) -> None:
     assert path.is_relative_to(tmp_path / "pyggml") and find_model(url) == str(path)
     with pytest.raises(ModelError, match="404"):
         find_model(f"{url}x")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\nhello",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nhello",
+        "HTTP/1.1 200 OK\r\n" + "A: b\r\n" * 500,
+        "HTTP/1.1 302 x\r\nLocation: http://[::1\r\n\r\n",
+        "HTTP/1.1 302 x\r\nLocation: file:///etc/passwd\r\n\r\n",
+        "hello\r\n\r\n",
+    ],
+)
+def test_sites_that_do_not_speak_http(answer: str, tmp_path: Path) -> None:
+    """What they sent was an exception of Python's."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            client, _ = listening.accept()
+            with client:
+                client.recv(1 << 16)
+                client.sendall(answer.encode())
+
+        Thread(target=serve).start()
+        with pytest.raises(ModelError, match=r"a\.gguf: (is no file that can be had|302)"):
+            find_model(f"http://127.0.0.1:{listening.getsockname()[1]}/a.gguf")
+
+
+@pytest.mark.parametrize("url", ["http://[::1/x", "http://127.0.0.1:1/ x", "http://a\nb/"])
+def test_what_is_no_url(server: Server, url: str) -> None:
+    with pytest.raises(ModelError):
+        find_model(url)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("..", "model.gguf"), ("a%00b", "ab")])
+def test_a_url_whose_name_no_file_can_have(name: str, kept: str, server: Server, model_bytes: bytes) -> None:
+    server.repos["a/b"] = {name: model_bytes}
+    for _ in range(2):
+        path = Path(find_model(f"http://localhost:{server.server_port}/a/b/x/y/{name}"))
+        assert path.name == kept and path.read_bytes() == model_bytes
 
 
 def test_names_of_the_configuration(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
