@@ -14,8 +14,10 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, Union, cast, get_ar
 
 import click
 
+from pyggml import limits
 from pyggml.config import config_path, read_config
 from pyggml.errors import GGMLError, nearest
+from pyggml.small_file import read_text
 
 T = TypeVar("T")
 PANEL = "Options"
@@ -251,10 +253,13 @@ def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> 
     import yaml  # only this option needs it
 
     try:
-        found: Any = yaml.safe_load(value.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise click.BadParameter(f"{value}: cannot be read: {e.strerror}", ctx, param) from None
-    except (UnicodeDecodeError, RecursionError, yaml.YAMLError) as e:
+        text = read_text(value, limits.TEXT_FILE_BYTES, GGMLError)
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise click.BadParameter(f"{value}: an alias (*) could stand for a billion values", ctx, param)
+        found: Any = yaml.safe_load(text)
+    except (OSError, GGMLError) as e:
+        raise click.BadParameter(f"{value}: cannot be read: {getattr(e, 'strerror', e)}", ctx, param) from None
+    except (ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError) as e:  # PyYAML lets some through
         raise click.BadParameter(f"{value}: is no YAML: {e}", ctx, param) from None
     if not isinstance(found, dict):
         raise click.BadParameter(f"{value}: must hold lines `option: value`", ctx, param)

@@ -75,7 +75,7 @@ def read_examples(
     try:
         if where.endswith(".jsonl"):
             with open(where, "rb") as file:
-                found = list(_usable(_of_lines(where, file, model, mask_prompt), n_ctx, skipped))
+                found = list(_usable(_of_lines(where, file, model, n_ctx, mask_prompt), n_ctx, skipped))
         else:
             ids = model.tokenize(Path(where).read_text(encoding="utf-8"))
             found = [_example(ids[i : i + n_ctx], 1) for i in range(0, len(ids) - 1, n_ctx)]
@@ -110,8 +110,10 @@ def _usable(lines: Iterator[tuple[int, Example]], n_ctx: int, skipped: list[int]
             skipped.append(number)
 
 
-def _of_lines(where: str, file: IO[bytes], model: LoadedModel, mask_prompt: bool) -> Iterator[tuple[int, Example]]:
-    """The texts of a file of JSON lines, with the numbers of their lines."""
+def _of_lines(
+    where: str, file: IO[bytes], model: LoadedModel, n_ctx: int, mask_prompt: bool
+) -> Iterator[tuple[int, Example]]:
+    """The texts of a file of JSON lines, with the numbers of their lines. A chat ends when it has `n_ctx` tokens."""
     template: ChatTemplate | None = None
     for number, line in enumerate(file, 1):
         if not line.strip():
@@ -125,7 +127,7 @@ def _of_lines(where: str, file: IO[bytes], model: LoadedModel, mask_prompt: bool
             yield number, _of_pair(at, values, model, model.decoder_start)
         elif "messages" in values:
             template = template or find_template(None, model.kv)
-            yield number, _of_messages(at, values["messages"], model, template, mask_prompt)
+            yield number, _of_messages(at, values["messages"], model, template, n_ctx, mask_prompt)
         elif "prompt" in values and "completion" in values:
             prompt = model.tokenize(_text(at, values, "prompt"), parse_special=True)
             answer = [*model.tokenize(_text(at, values, "completion"), add_special=False), *_end(model)]
@@ -161,8 +163,11 @@ def _end(model: LoadedModel) -> list[int]:
     return [] if model.vocab.eos is None else [model.vocab.eos]
 
 
-def _of_messages(at: str, messages: Any, model: LoadedModel, template: ChatTemplate, mask_prompt: bool) -> Example:
-    """A chat. Its answers are what the template adds behind the text that asks for them."""
+def _of_messages(
+    at: str, messages: Any, model: LoadedModel, template: ChatTemplate, n_ctx: int, mask_prompt: bool
+) -> Example:
+    """A chat. Its answers are what the template adds behind the text that asks for them. Each takes as long as all that
+    came before it, so those behind `n_ctx` tokens are not looked at."""
 
     def rendered(n: int, asks: bool) -> str:
         try:
@@ -176,26 +181,29 @@ def _of_messages(at: str, messages: Any, model: LoadedModel, template: ChatTempl
         values = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
         if not isinstance(values.get("role"), str) or not isinstance(values.get("content"), str | list):
             raise ModelError(f"{at}: a message must have a `role` and a `content`, not {message!r:.40}")
-    parts: list[tuple[str, int]] = []
+    ids: list[int] = []
+    mask: list[int] = []
     done = ""
+
+    def add(text: str, counts: bool) -> None:
+        nonlocal done
+        done += text
+        if text:
+            more = model.vocab.tokenize(text, False, True, continued=True) if ids else chat_ids(model.vocab, text)
+            ids.extend(more)
+            mask.extend([int(counts)] * len(more))
+
     for i, message in enumerate(cast("list[Any]", messages)):
-        if not isinstance(message, dict) or cast("dict[str, Any]", message).get("role") != "assistant":
+        if len(ids) >= n_ctx:
+            break
+        if cast("dict[str, Any]", message).get("role") != "assistant":
             continue
         for text, counts in ((rendered(i, True), not mask_prompt), (rendered(i + 1, False), True)):
             if not text.startswith(done):
                 raise ModelError(f"{at}: the chat template changes what came before an answer: its text cannot be cut")
-            parts.append((text[len(done) :], int(counts)))
-            done = text
-    whole = rendered(len(cast("list[Any]", messages)), False)
-    parts.append((whole.removeprefix(done), int(not mask_prompt)))
-    ids: list[int] = []
-    mask: list[int] = []
-    for text, counts in parts:
-        if not text:
-            continue
-        more = model.vocab.tokenize(text, False, True, continued=True) if ids else chat_ids(model.vocab, text)
-        ids += more
-        mask += [counts] * len(more)
+            add(text[len(done) :], counts)
+    else:
+        add(rendered(len(cast("list[Any]", messages)), False).removeprefix(done), not mask_prompt)
     return Example(ids, mask)
 
 

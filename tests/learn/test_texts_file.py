@@ -59,6 +59,15 @@ def test_lines(tiny: Path, tmp_path: Path) -> None:
     assert [len(e.ids) for e in read(path, model, 4)] == [4, 4, 4]
 
 
+def test_a_long_chat_is_rendered_as_far_as_it_counts(tiny: Path, tmp_path: Path) -> None:
+    """Each answer takes as long as all that came before it: 6 MB of them took a day."""
+    model = gg.load_model(tiny)
+    messages = [{"role": ("user", "assistant")[i % 2], "content": "abc"} for i in range(20_000)]
+    long = read(lines(tmp_path / "a.jsonl", {"messages": messages}), model, 100)
+    short = read(lines(tmp_path / "b.jsonl", {"messages": messages[:40]}), model, 100)
+    assert [long[0].ids, long[0].mask] == [short[0].ids, short[0].mask] and len(long[0].ids) == 100
+
+
 def test_plain_text_and_packing(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     (tmp_path / "a.txt").write_text("x" * 50)
@@ -223,6 +232,11 @@ def test_options_in_a_file(tiny: Path, tmp_path: Path) -> None:
         ("rank: [2]", "rank must be one value"),
         ("steps: many", "is not a whole number"),
         ("rank: {", "is no YAML"),
+        ("rank: 2001-99-99", "is no YAML"),
+        ("rank: !!int ''", "is no YAML"),
+        ("rank: !!bool x", "is no YAML"),
+        ("rank: !!timestamp x", "is no YAML"),
+        ("rank: &a [1]\nlr: [*a, *a]", "an alias (*) could stand for a billion values"),
         ("3", "must hold lines"),
     ):
         config.write_text(text)
