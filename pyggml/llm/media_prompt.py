@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pyggml.errors import BatchError, ModelError
 from pyggml.gguf_io.read import says
+from pyggml.small_file import open_regular
 from pyggml.types import Ints
 
 from .batch import Batch, MediaRow, token_ids
@@ -28,6 +28,7 @@ _AUDIO_TOKENS = (
     *("<|AUDIO|>", "[AUDIO]", "<audio_soft_token>", "<|audio_pad|>", "<|audio|>", "<audio>"),
     "<|reserved_special_token_0|>",  # Ultravox's text models (Llama 3) know no sounds: a token that no text has
 )
+_BLOCK = 1 << 20  # bytes of a file that are read at a time
 _KEPT = 16  # features that a model keeps
 _BLOCKS = ("gemma3",)  # families, or else architectures, in which the rows of a picture see each other
 _PREFIX = ("paligemma",)  # families in which all tokens of a prompt see each other
@@ -249,9 +250,14 @@ def media_key(thing: Any) -> bytes:
     h = blake2b(digest_size=16)
     if isinstance(thing, str) or hasattr(thing, "__fspath__"):
         try:
-            thing = Path(thing).read_bytes()
-        except OSError:  # whoever reads the picture says what is wrong with the file
-            thing = str(thing).encode()
+            with open_regular(thing, ModelError) as file:
+                found = h.copy()
+                found.update(b"bytes  ")  # as below
+                while block := file.read(_BLOCK):
+                    found.update(block)
+                return found.digest()
+        except (OSError, ModelError):  # whoever reads the picture says what is wrong with the file
+            thing = repr(thing).encode()
     if isinstance(thing, Features):
         parts: list[Any] = [thing.rows, thing.grid, thing.deepstack]
     elif isinstance(thing, bytes | bytearray | memoryview):

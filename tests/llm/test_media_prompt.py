@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import pyggml as gg
 from pyggml.errors import BatchError, ModelError
 from pyggml.llm.batch import MediaRow
+from pyggml.llm.media_prompt import media_key
 from pyggml.media import Features
 
 from ..conftest import shared_dir
@@ -221,3 +223,12 @@ def test_rows_among_tokens(arch: str, tmp_path_factory: pytest.TempPathFactory) 
         for batch in (gg.Batch.prompt(ids[:4]), alone, gg.Batch.prompt(ids[9:], 9)):
             ctx.decode(batch)
         assert nmse(ctx.logits[-1], want) < 1e-12
+
+
+def test_keys_of_files(tmp_path: Path) -> None:
+    """A pipe was waited for, for ever; a name that is no UTF-8, of no file, was a UnicodeEncodeError."""
+    (path := tmp_path / "a.png").write_bytes(b"abc")
+    assert media_key(path) == media_key(str(path)) == media_key(b"abc") != media_key(b"abd")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "missing", "\udcff.png", "a\0b"):
+        assert media_key(str(tmp_path / name)) != media_key(b"abc")
