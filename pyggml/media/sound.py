@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from pyggml import limits
 from pyggml.errors import MediaError, whole
+from pyggml.small_file import open_regular
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -114,7 +115,8 @@ def _of_file(sound: str | os.PathLike[str] | bytes) -> Floats:
         raise MediaError(f"{what}: there is no such file")
     library: Any = soundfile
     try:
-        with library.SoundFile(io.BytesIO(sound) if held else os.fspath(cast("str", sound))) as file:
+        stored = io.BytesIO(sound) if held else open_regular(cast("str", sound), MediaError)
+        with stored, library.SoundFile(stored) as file:  # by its name the library would read other files beside it
             rate = int(file.samplerate)
             if not _RATES[0] <= rate <= _RATES[1] or not 0 < file.channels <= _CHANNELS:
                 raise MediaError(f"{what}: {file.channels} channels of {rate} samples a second are not supported")

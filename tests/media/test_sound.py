@@ -116,6 +116,13 @@ def test_a_damaged_file_is_a_named_error_or_a_shorter_sound() -> None:
                 assert f"of {cut} bytes" in str(e)
 
 
+def test_names_of_files(tmp_path: Path) -> None:
+    """A name that is not UTF-8 can be read, and an ending does not say what a file is."""
+    for name in ("\udcff.wav", "a\nb", "a.raw"):
+        (tmp_path / name).write_bytes(stored(tone(), RATE, "WAV", "FLOAT"))
+        np.testing.assert_array_equal(read_sound(tmp_path / name), tone())
+
+
 def test_a_sound_has_a_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SOUND_SECONDS", 1)
     for sound, rate in ((tone(1.5), RATE), (stored(tone(1.5), RATE, "WAV"), None)):
