@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from pyggml.errors import ModelError
 from pyggml.llm.generate.templates import ChatTemplate, find_template
 from pyggml.llm.generate.text import chat_ids
-from pyggml.small_file import parse_json
+from pyggml.small_file import open_regular, parse_json
 from pyggml.types import Ints
 
 if TYPE_CHECKING:
@@ -74,10 +73,11 @@ def read_examples(
         raise ModelError(f"{where}: {model.arch} {text}")
     try:
         if where.endswith(".jsonl"):
-            with open(where, "rb") as file:
+            with open_regular(where, ModelError) as file:
                 found = list(_usable(_of_lines(where, file, model, n_ctx, mask_prompt), n_ctx, skipped))
         else:
-            ids = model.tokenize(Path(where).read_text(encoding="utf-8"))
+            with open_regular(where, ModelError) as file:
+                ids = model.tokenize(file.read().decode())
             found = [_example(ids[i : i + n_ctx], 1) for i in range(0, len(ids) - 1, n_ctx)]
     except OSError as e:
         raise ModelError(f"{where}: cannot be read: {e.strerror}") from None

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.small_file import read_text
 from pyggml.types import Floats
 
 from .embed import Text, normalized
@@ -132,7 +134,7 @@ class ClipWords:
                     merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
                     vocab = {**model["vocab"], **{t["content"]: t["id"] for t in raw.get("added_tokens", [])}}
                 else:
-                    lines = (folder / "merges.txt").read_text("utf-8").splitlines()
+                    lines = read_text(folder / "merges.txt", limits.JSON_BYTES, ModelError).splitlines()
                     merges, vocab = [tuple(m.split(" ")) for m in lines if m and not m.startswith("#version")], raw
                 return cls(vocab, merges, str(folder / name))
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as e:

@@ -82,6 +82,13 @@ def test_plain_text_and_packing(tiny: Path, tmp_path: Path) -> None:
     assert packed[0].mask == [0, *[1] * (n - 1)] * 2
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_file_that_never_ends(name: str, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(ModelError, match="is no regular file"):
+        read(tmp_path / name, gg.load_model(tiny), 16)
+
+
 def test_bad_files(tiny: Path, tmp_path: Path) -> None:
     model = gg.load_model(tiny)
     good = {"text": "abc"}

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyggml import limits
+from pyggml.errors import ModelError
+from pyggml.small_file import read_text
+
 from ..config import Config
 from ..family import Family, Key, Of
 from ..metadata import layers_of
@@ -30,9 +34,10 @@ _HEADS = (r"(^|\.)pooler\.", r"position_ids$", r"^cls\.", r"^lm_head\.(bias|deco
 def _pooling(c: Config) -> dict[str, object]:
     folder = Path(c.path).parent
     modules = folder / "modules.json"
-    if not modules.is_file():
+    try:
+        text = read_text(modules, limits.JSON_BYTES, ModelError)
+    except FileNotFoundError:
         return {}
-    text = modules.read_text(encoding="utf-8")
     path = next((p for p in ("1_Pooling",) if p in text), None)
     about = read_object(folder / path / "config.json") if path else {}
     found = next((kind for name, kind in _POOLING.items() if about.get(name)), None)
