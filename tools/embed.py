@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from pyggml.llm.embed import normalized
+from pyggml.llm.model import TowerModel
 
 from .command import Argument, Option
 from .options import Json
@@ -18,6 +19,7 @@ from .prompt_text import read_prompt
 from .running import Run
 
 _SHOWN, _WIDTH = 8, 40  # shown at most: numbers of a vector, characters of a text
+_COMPARED = 1 << 10  # texts that are compared with each other
 
 
 def embed(
@@ -46,8 +48,8 @@ def embed(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the first numbers of each text's vector, and the cosine of each pair of vectors. With --query, show the
-    score of each text."""
+    """Show the first numbers of each text's vector, and the cosine of each pair of vectors (of the first 1,024). With
+    --query, show the score of each text."""
     lines = list(texts or ())
     if file is not None:
         lines += [line for line in read_prompt(None, file).splitlines() if line.strip()]
@@ -64,8 +66,11 @@ def embed(
             for i in np.argsort(-scores, kind="stable"):
                 print(f"{scores[i]:10.4f}  {lines[i]}")
             return
-        rows = m.embed(lines, pooling, normalize, layer, n_ubatch=n_ubatch, context=context)
-    unit = normalized(rows)
+        if isinstance(m, TowerModel):  # of CLIP or SigLIP, whose towers have nothing to choose
+            rows = m.embed(lines, normalize, run.threads)
+        else:
+            rows = m.embed(lines, pooling, normalize, layer, n_ubatch=n_ubatch, context=context)
+    unit = normalized(rows[:_COMPARED])
     cosines = np.array(unit @ unit.T, np.float32)
     if out is not None:
         np.save(out, rows)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pyggml.tools.cli import main
 
 import pyggml as gg
 from pyggml.errors import BatchError, ModelError
@@ -168,6 +170,26 @@ def test_words_of_clip(in_one: bool, tmp_path: Path) -> None:
     (tmp_path / ("tokenizer.json" if in_one else "vocab.json")).write_text('{"model": {"vocab": {}, "merges": []}}')
     with pytest.raises(ModelError, match=r"no token '<.startoftext.>'"):
         ClipWords.of_folder(tmp_path)
+
+
+def test_merges_that_are_no_file(tmp_path: Path) -> None:
+    """A pipe was waited for, for ever."""
+    write_tokenizer(tmp_path, False)
+    (tmp_path / "merges.txt").unlink()
+    os.mkfifo(tmp_path / "merges.txt")
+    with pytest.raises(ModelError, match="is no regular file"):
+        ClipWords.of_folder(tmp_path)
+
+
+def test_the_command_line_shows_vectors_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(MM / "clip", tmp_path / "clip"))
+    write_tokenizer(folder, True)
+    about = json.loads((folder / "tokenizer.json").read_text())
+    about["model"]["vocab"] = {text: min(i, 511) for text, i in about["model"]["vocab"].items()}  # the encoder has 512
+    (folder / "tokenizer.json").write_text(json.dumps(about))
+    with pytest.raises(SystemExit) as e:
+        main(["embed", "-m", str(folder), "the cat", "a cat", "--json"])
+    assert e.value.code == 0 and len(json.loads(capsys.readouterr().out)["embeddings"]) == 2
 
 
 def test_a_text_that_is_too_long_is_cut(tmp_path: Path) -> None:
