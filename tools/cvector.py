@@ -77,6 +77,8 @@ def directions(
                 batch.logits = [True] * len(ids)  # otherwise the last layer would give one row only
                 ctx.memory.clear()
                 ctx.decode(batch)
+            if len(tap) < len(names):
+                raise ModelError(f"{model.arch} has no control vectors: its layers have no nodes of the name l_out")
             for il, name in names.items():
                 a, b = (np.asarray(x, np.float64) for x in tap[name])
                 rows[il].append((a - b)[np.abs(a - b).max(axis=1) > _SAME])

@@ -139,7 +139,7 @@ def quantize(
     if not dry_run:
         with bar(name) as show:
             write_quantized(plan, out, threads, show)
-    bits = 8 * plan.bytes_after / plan.n_elements
+    bits = 8 * plan.bytes_after / max(plan.n_elements, 1)  # a vocabulary alone has no weights
     if as_json:
         about = {"in": str(source), "out": None if dry_run else str(out), "file_type": name}
         sizes = {"bytes_before": plan.bytes_before, "bytes_after": plan.bytes_after, "bits_per_weight": bits}

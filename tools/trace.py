@@ -80,7 +80,7 @@ def diff(
 
 def _side(text: str) -> tuple[Model | traces.Trace, ContextOptions]:
     """`FILE` or `FILE:KEY=VALUE,..`."""
-    found = re.fullmatch(r"(.*?)(?::((?:\w+=[^,=]*)(?:,\w+=[^,=]*)*))?", text)
+    found = re.fullmatch(r"(.*?)(?::((?:\w+=[^,=]*)(?:,\w+=[^,=]*)*))?", text, re.DOTALL)
     assert found is not None
     path, given = found[1], dict(pair.split("=") for pair in found[2].split(",")) if found[2] else {}
     if path.endswith(".npz"):

@@ -11,12 +11,17 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+from pyggml.tools import embed
 from pyggml.tools.cli import main
 from pyggml.tools.logs import start_logging
 
 from pyggml.errors import BatchError
+from pyggml.gguf_io.read import open_gguf
+from pyggml.gguf_io.split import metadata_records
+from pyggml.gguf_io.write import GGUFOut
 from pyggml.llm.model import load_model
 
+from ..conftest import shared_dir
 from ..tiny_model import write_gguf
 
 
@@ -141,6 +146,31 @@ def test_bad_values_of_other_verbs(line: tuple[str, ...], tiny: Path, capsys: py
     assert run(line[0], *model, *line[1:]) == 2
     got = capsys.readouterr()
     assert got.out == "" and got.err.count("\n") == 1
+
+
+def test_models_that_lack_what_a_verb_reads(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They ended in tracebacks: a vocabulary without weights, layers whose outputs have no name, a name in two lines."""
+    vocabulary = tmp_path / "vocab.gguf"
+    with GGUFOut(vocabulary, metadata_records(open_gguf(tiny)), [], 32):
+        pass
+    assert run("quantize", vocabulary, tmp_path / "q.gguf", "Q4_0") == 0
+    assert run("diff", tiny, tmp_path / "a\nb", "-p", "x") == 1
+    (text := tmp_path / "a.txt").write_text("a\nb\n")
+    hf = shared_dir() / "golden" / "hf" / "bert"
+    if hf.is_dir():
+        assert run("cvector", "-m", hf, "--positive-file", text, "--negative-file", text) == 1
+        assert "bert has no control vectors" in capsys.readouterr().err
+
+
+def test_only_so_many_texts_are_compared(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All pairs of a million lines would be four terabytes."""
+    monkeypatch.setattr(embed, "_COMPARED", 3)
+    (text := tmp_path / "a.txt").write_text("a\n" * 5)
+    assert run("embed", "-m", tiny, "-f", text, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert np.shape(said["cosines"]) == (3, 3) and len(said["embeddings"]) == 5
 
 
 def test_texts_have_an_end(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
