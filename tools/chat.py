@@ -30,7 +30,7 @@ from .media import Media
 from .options import ContextShift, CtxSize, Escape, Json, Special, TraceSampling, usage
 from .outputs import print_json
 from .plain import for_terminal, plain
-from .prompt_text import unescape
+from .prompt_text import read_bytes, unescape
 from .running import Run
 from .sampling import Sampling, Stop, declared
 
@@ -77,7 +77,7 @@ def chat(
     if escape:
         system, stop = unescape(system), [unescape(text) for text in stop or ()]
     if system_file is not None:
-        system = system_file.read_text(encoding="utf-8")
+        system = read_bytes(system_file).decode("utf-8", "replace")
     try:
         context = run.context()
         m = run.load(media.towers)

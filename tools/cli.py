@@ -121,6 +121,10 @@ def main(args: list[str] | None = None) -> None:
         if debug:
             raise
         _fail("pyggml", str(e), 1)
+    except MemoryError as e:
+        if debug:
+            raise
+        _fail("pyggml", f"memory is full: {e}".removesuffix(": "), 1)
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

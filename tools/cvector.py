@@ -19,6 +19,7 @@ from pyggml.llm.model import Model, load_model
 from .command import Option
 from .options import ModelPath, Ram, Threads
 from .outputs import not_the_model
+from .prompt_text import read_bytes
 from .split import progress_of
 
 Matrix = npt.NDArray[np.float64]
@@ -111,5 +112,5 @@ def _pair(model: Model, positive: str, negative: str) -> tuple[list[int], list[i
 
 
 def _lines(path: Path) -> list[str]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_bytes(path).decode("utf-8", "replace").splitlines()
     return [re.sub(r"\\([nt\\])", lambda found: _ESCAPES[found[1]], line) for line in lines if line]

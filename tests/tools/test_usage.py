@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from pyggml.tools import embed
+from pyggml.tools import embed, prompt_text
 from pyggml.tools.cli import main
 from pyggml.tools.logs import start_logging
 
@@ -149,7 +150,7 @@ def test_bad_values_of_other_verbs(line: tuple[str, ...], tiny: Path, capsys: py
 
 
 def test_models_that_lack_what_a_verb_reads(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They ended in tracebacks: a vocabulary without weights, layers whose outputs have no name, a name in two lines."""
+    """They ended in tracebacks: a vocabulary without weights, layers without outputs, a name in two lines."""
     vocabulary = tmp_path / "vocab.gguf"
     with GGUFOut(vocabulary, metadata_records(open_gguf(tiny)), [], 32):
         pass
@@ -160,6 +161,30 @@ def test_models_that_lack_what_a_verb_reads(tiny: Path, tmp_path: Path, capsys: 
     if hf.is_dir():
         assert run("cvector", "-m", hf, "--positive-file", text, "--negative-file", text) == 1
         assert "bert has no control vectors" in capsys.readouterr().err
+
+
+def test_texts_that_are_no_utf8_or_too_large(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text := tmp_path / "a.txt").write_bytes(b"\xff\xfe\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert run("chat", "-m", tiny, "-sysf", text) == 0
+    (zero := tmp_path / "zero").symlink_to("/dev/zero")
+    monkeypatch.setattr(prompt_text, "_LONGEST", 1 << 20)
+    assert run("cvector", "-m", tiny, "--positive-file", zero, "--negative-file", zero) == 2
+    assert run("chat", "-m", tiny, "-sysf", zero) == 2
+    assert "texts have up to 1 MiB" in capsys.readouterr().err
+
+
+def test_memory_that_is_full_is_one_line(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(prompt_text, "read_bytes", full)
+    assert run("tokenize", "-m", tiny, "-f", "a") == 1
+    assert capsys.readouterr().err == "pyggml: memory is full\n"
 
 
 def test_only_so_many_texts_are_compared(
