@@ -39,6 +39,7 @@ _MIN_TENSOR_SIZE = 8 + 1 + 4 + 4 + 8  # name length, a name of one byte, n_dims 
 _MAX_KEY = 65535
 MAX_NAME = 64
 _MAX_DIMS = 4
+_MAX_ALIGNMENT = 1 << 21  # a large page; that of most files is 32
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -348,6 +349,8 @@ class _Parser:
         alignment = int(_U32.unpack_from(self.buf, at)[0])
         if alignment == 0 or alignment & (alignment - 1):
             self.fail(f"the alignment {alignment} is not a power of two", at)
+        if alignment > _MAX_ALIGNMENT:  # who writes the model again fills up as much, though the file be of 100 bytes
+            self.fail(f"the alignment {alignment} is not supported: up to {_MAX_ALIGNMENT} are", at)
         return alignment
 
     def place_tensors(

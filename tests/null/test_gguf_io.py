@@ -201,6 +201,10 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     "nested": (lambda: build([kv("k", ARR, struct.pack("<IQ", ARR, 1) + bytes(12))]), "array of arrays"),
     "bool": (lambda: build([kv("k", BOOL, b"\x02")]), "neither 0 nor 1"),
     "alignment 0": (lambda: build([kv("general.alignment", U32, struct.pack("<I", 0))]), "alignment 0 is not a power"),
+    "alignment 2^22": (  # 102 bytes became a file of a gigabyte when they were merged, split or quantized
+        lambda: build([kv("general.alignment", U32, struct.pack("<I", 1 << 22))]),
+        "4194304 is not supported: up to 2097152 are",
+    ),
     "alignment 48": (lambda: build([kv("general.alignment", U32, struct.pack("<I", 48))]), "48 is not a power of two"),
     "alignment type": (lambda: build([kv("general.alignment", STR, s("32"))]), "is a STRING, not a UINT32"),
     "tensor type": (lambda: build(ONE, [info("t", [32], 4)], 128), "tensor 't' has the unknown type 4"),
