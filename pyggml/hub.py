@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from .config import read_config
 from .errors import ModelError
+from .system.files import lock_file
 
 if TYPE_CHECKING:
     from huggingface_hub import HFCacheInfo
@@ -278,25 +279,33 @@ def _of_url(url: str) -> str:
 
 def _fetch(url: str, path: Path) -> None:
     """Download a file. What was broken off goes on, unless the file has changed since. Raises ModelError when the site
-    refuses, when less came than it said, and when it does not speak HTTP."""
+    refuses, when less came than it said, when it does not speak HTTP, and while another process downloads the file."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen  # which load OpenSSL
 
     part, mark = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
-    begun = part.stat().st_size if part.exists() and mark.exists() else 0
-    headers = {"Range": f"bytes={begun}-", "If-Range": mark.read_text()} if begun else {}
     try:
-        with urlopen(Request(url, headers=headers), timeout=60) as answer:
-            goes_on = answer.status == 206
-            etag = cast("str | None", answer.headers.get("ETag"))
-            said = answer.headers.get("Content-Length")
-            length = None if said is None else int(said)
-            mark.write_text(etag) if etag is not None else mark.unlink(missing_ok=True)
-            with open(part, "ab" if goes_on else "wb") as f:
+        with open(part, "ab") as f:
+            lock_file(f.fileno())
+            if path.exists():  # another process has had it until now
+                return
+            begun = os.fstat(f.fileno()).st_size if mark.exists() else 0
+            headers = {"Range": f"bytes={begun}-", "If-Range": mark.read_text()} if begun else {}
+            with urlopen(Request(url, headers=headers), timeout=60) as answer:
+                goes_on = begun > 0 and answer.status == 206
+                etag = cast("str | None", answer.headers.get("ETag"))
+                said = answer.headers.get("Content-Length")
+                length = None if said is None else int(said)
+                mark.write_text(etag) if etag is not None else mark.unlink(missing_ok=True)
+                if not goes_on:
+                    f.truncate(0)
                 while block := answer.read(_BLOCK):
                     f.write(block)
-                size = f.tell()
+            f.flush()
+            size = os.fstat(f.fileno()).st_size
+    except BlockingIOError:
+        raise ModelError(f"{url}: another process is downloading it just now") from None
     except HTTPError as e:
         raise ModelError(f"{url}: {e.code} {e.reason}") from None
     except (HTTPException, ValueError) as e:  # ValueError: a place to go on at that is no URL, or a length that is none

@@ -21,6 +21,7 @@ import pyggml as gg
 from pyggml.errors import ModelError
 from pyggml.hub import download, find_model
 from pyggml.llama_cpp import Llama
+from pyggml.system.files import lock_file
 
 from ..tiny_model import write_gguf
 
@@ -274,6 +275,21 @@ def test_a_url_whose_name_no_file_can_have(name: str, kept: str, server: Server,
     for _ in range(2):
         path = Path(find_model(f"http://localhost:{server.server_port}/a/b/x/y/{name}"))
         assert path.name == kept and path.read_bytes() == model_bytes
+
+
+def test_two_processes_do_not_download_one_file(server: Server, model_bytes: bytes, tmp_path: Path) -> None:
+    """The second emptied the file of the first, which then had its name while its beginning was missing."""
+    server.repos["a/b"] = {"m.gguf": model_bytes}
+    url = f"http://localhost:{server.server_port}/a/b/x/y/m.gguf"
+    server.stop_after = 1000
+    with pytest.raises(ModelError, match="1000 of"):
+        find_model(url)
+    (part,) = (tmp_path / "pyggml").rglob("*.part")
+    with open(part, "ab") as first:
+        lock_file(first.fileno())
+        with pytest.raises(ModelError, match="another process is downloading it"):
+            find_model(url)
+    assert Path(find_model(url)).read_bytes() == model_bytes
 
 
 def test_names_of_the_configuration(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
