@@ -116,5 +116,7 @@ def load_control_vector(path: str | os.PathLike[str]) -> ControlVector:
             raise ModelError(f"{file.path}: the tensor {t.name} is no direction.N of a layer from 1 on")
         if t.dtype is not DType.F32 or t.ne[1:] != (1, 1, 1):
             raise ModelError(f"{file.path}: {t.name} is {t.dtype.name} ne {list(t.ne)}, not F32 of one dimension")
+        if int(layer) in directions:
+            raise ModelError(f"{file.path}: there are two directions of layer {int(layer)}")
         directions[int(layer)] = file.tensor_bytes(t.name).view(np.float32)
     return ControlVector(directions, file.path)

@@ -188,6 +188,8 @@ def _from_dat(path: str, data: bytes, chunk_size: int) -> ImatrixSums:
             n_call, n_values = i32(), i32()
             if n < 1 or n_values < 1:
                 raise ValueError
+            if name in found.sums:
+                raise GGUFError(f"{path}: the importance matrix of {name:.80} occurs twice")
             values = np.frombuffer(data, "<f4", n_values, pos)
             pos += values.nbytes
             n_call = max(n_call, 1)

@@ -119,6 +119,15 @@ def test_bad_files(tmp_path: Path, name: str, array: Any, text: str) -> None:
         load_control_vector(tmp_path / "v.gguf")
 
 
+def test_a_layer_with_two_directions(tmp_path: Path) -> None:
+    w = gguf.GGUFWriter(tmp_path / "v.gguf", "controlvector")
+    for name in ("direction.1", "direction.01"):
+        w.add_tensor(name, np.zeros(4, np.float32))
+    write_all(w)
+    with pytest.raises(ModelError, match="there are two directions of layer 1"):
+        load_control_vector(tmp_path / "v.gguf")
+
+
 @pytest.mark.parametrize("method", get_args(Method))
 def test_made_vectors(tmp_path: Path, method: Method) -> None:
     """The mean, or the first principal component, of what a layer gives for equal places of two prompts."""

@@ -202,6 +202,14 @@ def test_imatrix_files(tmp_path: Path) -> None:
         load_imatrix(old)
 
 
+def test_an_imatrix_with_a_tensor_twice(tmp_path: Path) -> None:
+    (old := tmp_path / "i.dat").write_bytes(
+        struct.pack("<i", 2) + (struct.pack("<i1sii4f", 1, b"b", 2, 4, *range(4)) * 2)
+    )
+    with pytest.raises(GGUFError, match="of b occurs twice"):
+        load_imatrix(old)
+
+
 @pytest.mark.parametrize(("value", "count"), [(1, -4), (1, np.nan), (1, np.inf), (-1, 4)])
 def test_an_imatrix_with_numbers_that_are_none(tmp_path: Path, value: float, count: float) -> None:
     """They were columns that weigh less than nothing, or a ValueError when the file was merged with others."""
