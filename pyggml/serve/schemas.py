@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, field_validator
+from pydantic_core import CoreSchema
 
 from pyggml.errors import SamplerError
 from pyggml.llm.samplers import TextOptions, TextParams, our_names, with_options
@@ -21,10 +22,30 @@ _OTHER_TYPES: dict[str, Any] = {  # options that JSON has in more forms than Pyt
 }
 
 
+def _fail_fast(schema: Any) -> None:
+    """Let all lists in a schema of pydantic fail by one item."""
+    if isinstance(schema, dict):
+        found = cast("dict[str, Any]", schema)
+        if found.get("type") == "list":
+            found["fail_fast"] = True
+        for part in found.values():
+            _fail_fast(part)
+    elif isinstance(schema, list):
+        for part in cast("list[Any]", schema):
+            _fail_fast(part)
+
+
 class Body(BaseModel):
     """A JSON object. Members that are not known are ignored, as other servers do; null stands for a default."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Lists are read up to their first wrong item: of 16 MB, the errors of all took a minute, and 9 GB."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     @field_validator("*", mode="before")
     @classmethod

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 import pyggml as gg
@@ -27,6 +29,7 @@ from pyggml.llm.samplers import TextParams
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.engine_thread import EngineThread
 from pyggml.serve.http import dumps
+from pyggml.serve.schemas import Body
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
 _EDIT = {"node": "l_out-0", "tokens": [10**30]}
@@ -112,6 +115,28 @@ def test_numbers_that_no_float_holds(client: TestClient) -> None:
     body["logit_bias"] = [["\n", 90]]
     r = client.post(COMPLETION, json=body)
     assert r.status_code == 200 and not r.json()["content"].strip(), r.text  # its tokens are a space and a new line
+
+
+def _bodies(kind: type[Body]) -> Iterator[type[Body]]:
+    for more in kind.__subclasses__():
+        yield more
+        yield from _bodies(more)
+
+
+def test_a_list_of_wrong_items_is_one_error() -> None:
+    """Of millions of wrong items, the errors of all would take a minute, and gigabytes."""
+    n = 0
+    for kind in _bodies(Body):
+        for name in kind.model_fields:
+            for item in (None, {"tokens": [None] * 1000}):
+                with suppress(ValidationError):
+                    kind.model_validate({name: [item] * 1000})
+                    continue
+                with pytest.raises(ValidationError) as e:
+                    kind.model_validate({name: [item] * 1000})
+                assert e.value.error_count() < 20, (kind, name)
+                n += 1
+    assert n > 100
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
