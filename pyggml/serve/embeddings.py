@@ -18,7 +18,7 @@ from pyggml.types import Floats
 from .errors import HTTPError, of_request, too_long
 from .http import Json, until_gone
 from .schemas import EmbeddingBody, RerankBody
-from .service import Service, service_of
+from .service import Service, check_number, service_of
 
 _TEXTS = 16  # that are embedded between two steps of the engine
 
@@ -61,7 +61,12 @@ async def rerank(request: Request) -> Response:
         raise HTTPError(400, '"query" must be provided')
     if not documents:
         raise HTTPError(400, '"documents" must be a non-empty string array')
+    check_number(len(documents))
     query = body.query
+    if len(query) * len(documents) > limits.REQUEST_BYTES:
+        raise HTTPError(
+            413, f"the query, with each of {len(documents)} documents, is longer than {limits.REQUEST_BYTES}"
+        )
     pairs = await service.prepared(lambda: rank_pairs(service.model, query, documents))
     ids, rows = await _rows(request, service, pairs, lambda part: service.model.embed(part, "rank", **_run(service)))
     n = sum(map(len, ids))
@@ -119,9 +124,7 @@ async def _rows(
     request: Request, service: Service, ids: list[list[int]], embed: Callable[[list[list[int]]], Iterable[Floats]]
 ) -> tuple[list[list[int]], list[Floats]]:
     """What `embed` gives for texts, some at a time, so that texts that are continued go on between them."""
-    if not 0 < len(ids) <= limits.REQUEST_TEXTS:
-        raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(ids)}")
-
+    check_number(len(ids))
     room = service.n_slot or service.options.n_ctx or service.model.hparams.n_ctx_train
     if (n := max(map(len, ids))) > room:
         raise too_long(n, room)

@@ -21,7 +21,7 @@ from .errors import HTTPError
 from .http import Json, event
 from .media import with_marks
 from .schemas import NativeBody
-from .service import Service, progress, service_of, timings
+from .service import Service, check_number, progress, service_of, timings
 
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
 Prompts = Sequence[tuple[Sequence[int], PlacedMedia | None]]  # tokens, and what they are of pictures and sounds
@@ -46,6 +46,7 @@ def _prompts(service: Service, body: NativeBody) -> Prompts:
     items = cast("list[Any]", given) if isinstance(given, list) else [given]
     if not any(map(_has_media, items)):
         return [(ids, None) for ids in service.prompts(given)]
+    check_number(len(items))
     found: list[tuple[Sequence[int], PlacedMedia | None]] = []
     for item in items:
         found += [with_marks(service, item)] if _has_media(item) else [(i, None) for i in service.prompts(item)]

@@ -196,8 +196,7 @@ class Service:
         if not self.n_slot:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
-        if not 0 < len(prompts) * n <= limits.REQUEST_TEXTS:
-            raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {len(prompts) * n}")
+        check_number(len(prompts) * n)
         self.thread.check_room(len(prompts) * n)  # before grammars are compiled
         loras = self.adapters(body.lora)
         made: list[Generation] = []
@@ -264,7 +263,11 @@ class Service:
             items = cast("list[Any]", given)
             if any(isinstance(x, int) for x in items) or not items:
                 return [self._mixed(items, add_special)]
-            return [ids for item in items for ids in self.prompts(item, add_special)]
+            found: list[list[int]] = []
+            for item in items:
+                found += self.prompts(item, add_special)
+                check_number(len(found))
+            return found
         if isinstance(given, dict):
             members = cast("dict[str, Any]", given)
             if members.get("multimodal_data"):
@@ -315,6 +318,12 @@ class Service:
             "total_tokens": n_prompt + n,
             "prompt_tokens_details": {"cached_tokens": sum(g.n_past for g in prompts)},
         }
+
+
+def check_number(n: int) -> None:
+    """Raises HTTPError when a request has no texts, or too many."""
+    if not 0 < n <= limits.REQUEST_TEXTS:
+        raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {n}")
 
 
 def service_of(request: Request) -> Service:

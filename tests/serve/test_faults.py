@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -137,6 +138,35 @@ def test_a_list_of_wrong_items_is_one_error() -> None:
                 assert e.value.error_count() < 20, (kind, name)
                 n += 1
     assert n > 100
+
+
+@pytest.mark.parametrize("path", [COMPLETION, "/v1/completions", "/embedding"])
+def test_texts_beyond_the_limit_are_not_read(client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Nobody tokenizes millions of texts to find that they are too many."""
+    monkeypatch.setattr(limits, "REQUEST_TEXTS", 2)
+    many = ["x", "y", "z", {"no": "text"}]
+    r = client.post(path, json={"prompt": many, "input": many})
+    assert r.status_code == 400 and "1 to 2 texts, not 3" in r.json()["error"]["message"], r.text
+
+
+def test_a_long_query_and_many_documents(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query is read with each document: 8 MB with 2048 of them would be 16 GB."""
+    monkeypatch.setattr(limits, "REQUEST_BYTES", 10_000)
+    r = client.post("/rerank", json={"query": "x" * 2000, "documents": ["y"] * 6})
+    assert r.status_code == 413 and "6 documents" in r.json()["error"]["message"], r.text
+    r = client.post("/rerank", json={"query": "x" * 1000, "documents": ["y"] * 6})
+    assert "no reranker" in r.json()["error"]["message"], r.text
+
+
+def test_pieces_of_many_tokens(client: TestClient) -> None:
+    """An object for each token would take 300 bytes."""
+    text = "á1" * 50_000
+    tracemalloc.start()
+    r = client.post("/tokenize", content=json.dumps({"content": text, "with_pieces": True}, ensure_ascii=False))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    tokens = r.json()["tokens"]
+    assert len(tokens) >= 100_000 and most < 150 * len(tokens) + (1 << 20)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
