@@ -34,6 +34,7 @@ async def activations(request: Request) -> Response:
         raise HTTPError(400, "nodes: names of nodes, or patterns such as l_out-*")
     if body.format not in (None, "safetensors", "npy"):
         raise HTTPError(400, f"format: safetensors or npy, not {body.format!r:.60}")
+    _check_names(body)
     ids = await one_prompt(service, body.prompt)
     try:
         found = await until_gone(request, service.thread.call(lambda: _evaluated(service, body, ids)))
@@ -46,6 +47,14 @@ async def activations(request: Request) -> Response:
     file = io.BytesIO()
     np.save(file, next(iter(found.values())), allow_pickle=False)
     return Response(file.getvalue(), media_type="application/octet-stream")
+
+
+def _check_names(body: ActivationsBody) -> None:
+    """Raises HTTPError for too many names: each is compared with each node, while other texts wait."""
+    most, edits = limits.ACTIVATION_NAMES, body.edits or ()
+    names = [*(body.nodes or ()), *(e.node for e in edits)]
+    if len(names) > most or any(len(name) > most for name in names):
+        raise HTTPError(400, f"nodes and edits: at most {most} names, of at most {most} characters")
 
 
 async def one_prompt(service: Service, prompt: Any) -> list[int]:
@@ -81,11 +90,23 @@ def _evaluated(service: Service, body: ActivationsBody, ids: list[int]) -> Mappi
         if sum(a.nbytes for a in found.values()) > limits.ACTIVATION_BYTES:
             raise HTTPError(400, f"the nodes have more than {limits.ACTIVATION_BYTES} bytes: ask for fewer")
 
+    n_edited = 0
+
+    def counted(change: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        def counts(values: Array) -> Array:
+            nonlocal n_edited
+            n_edited += values.nbytes
+            if n_edited > limits.ACTIVATION_EDITED:
+                raise HTTPError(400, f"edits change more than {limits.ACTIVATION_EDITED} bytes: ask for fewer")
+            return change(values)
+
+        return counts
+
     options: ContextOptions = {"n_batch": len(ids), "n_ubatch": len(ids), **threads(service)}
     with ExitStack() as stack:
         ctx = stack.enter_context(LlamaContext(service.model, len(ids), **options))
         ctx.set_loras(service.adapters(body.lora) or ())
-        edits = [stack.enter_context(service.model.edit(e.node, _change(e))) for e in body.edits or ()]
+        edits = [stack.enter_context(service.model.edit(e.node, counted(_change(e)))) for e in body.edits or ()]
         stack.enter_context(service.model.tap(*(body.nodes or ()), callback=take))
         ctx.decode(ids)
         for wanted, edit in zip(body.edits or (), edits, strict=True):

@@ -89,3 +89,19 @@ def test_the_size_of_an_answer_is_bounded(client: TestClient, monkeypatch: pytes
     monkeypatch.setattr(limits, "ACTIVATION_BYTES", 1000)
     r = client.post("/v1/activations", json={"prompt": "A dog", "nodes": ["*"]})
     assert r.status_code == 400 and "1000 bytes" in r.json()["error"]["message"]
+
+
+def test_names_and_edits_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name is compared with each node, and an edit copies its nodes, while all other texts wait."""
+    edits = [{"node": "l_out-0", "scale": 1}]
+    for body in (
+        {"nodes": ["x"] * 300},
+        {"nodes": ["l_out-0", "[" * 300]},
+        {"nodes": ["l_out-0"], "edits": edits * 300},
+    ):
+        r = client.post("/v1/activations", json={"prompt": "A dog", **body})
+        assert r.status_code == 400 and "at most 256 names" in r.json()["error"]["message"], r.text
+    monkeypatch.setattr(limits, "ACTIVATION_EDITED", 1000)
+    r = client.post("/v1/activations", json={"prompt": "A dog", "nodes": ["l_out-0"], "edits": edits})
+    assert r.status_code == 400 and "1000 bytes" in r.json()["error"]["message"], r.text
+    assert ask(client, "l_out-0")["l_out-0"].size
