@@ -57,12 +57,15 @@ class TextStream:
     def _filter(self, text: str) -> str:
         if not self._stop:
             return text
-        text = self._held + text
-        for i in range(len(text)):
-            for n in self._lengths[: bisect_right(self._lengths, len(text) - i)]:
-                if (stop := text[i : i + n]) in self._stop:
-                    self.found, self._held = stop, ""
-                    return text[:i]
+        n_held, text = len(self._held), self._held + text
+        lengths = self._lengths[: bisect_right(self._lengths, len(text))]
+        # What was held back has no stop string in it: one that is found now ends behind it.
+        places = ((i, n) for n in lengths for i in range(max(n_held - n + 1, 0), len(text) - n + 1))
+        first = min(((i, n) for i, n in places if text[i : i + n] in self._stop), default=None)
+        if first is not None:
+            i, n = first
+            self.found, self._held = text[i : i + n], ""
+            return text[:i]
         n = self._n_begun(text)
         self._held = text[len(text) - n :]
         return text[: len(text) - n]
