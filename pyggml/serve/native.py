@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import islice
 from math import exp
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from .media import with_marks
 from .schemas import NativeBody
 from .service import Service, check_number, progress, service_of, timings
 
+_SHOWN = 1 << 14  # characters of an option that answers repeat
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
 Prompts = Sequence[tuple[Sequence[int], PlacedMedia | None]]  # tokens, and what they are of pictures and sounds
 
@@ -100,7 +102,9 @@ async def _answered(
         return service.generations(body, ids, service.params(body), n_probs, kind, n_each, media=media)
 
     answering = await service.begun(body, begin)
-    answers = [_Answer(service, body, g, i) for i, g in enumerate(answering.generations)]
+    first = cast("TextParams", answering.generations[0].chain.params)
+    shown = settings(first, bool(body.stream), body.n_probs or 0)
+    answers = [_Answer(service, body, g, i, shown) for i, g in enumerate(answering.generations)]
     if body.stream:
         return service.stream(answering, _events(answering, answers), ping=body.sse_ping_interval)
     return Json(await service.answered(request, answering, _whole(answering, answers)))
@@ -127,10 +131,10 @@ async def _events(answering: Answering, answers: Sequence[_Answer]) -> AsyncIter
 
 
 class _Answer:
-    """Makes the answer to one prompt."""
+    """Makes the answer to one prompt. `shown`: the options of the first one, from which its own differ by the seed."""
 
-    def __init__(self, service: Service, body: NativeBody, g: Generation, index: int) -> None:
-        self._service, self._body, self._g, self._index = service, body, g, index
+    def __init__(self, service: Service, body: NativeBody, g: Generation, index: int, shown: Mapping[str, Any]) -> None:
+        self._service, self._body, self._g, self._index, self._shown = service, body, g, index, shown
         self._text, self._tokens, self._probs = "", list[int](), list[dict[str, Any]]()
         self._n = 0  # tokens so far: the engine may be further
 
@@ -202,7 +206,8 @@ class _Answer:
         body, options = self._body, self._service.options
         loras = self._g.loras or ()
         return {
-            **settings(cast("TextParams", self._g.chain.params), bool(body.stream), body.n_probs or 0),
+            **self._shown,
+            "seed": _seed(cast("TextParams", self._g.chain.params)),
             "n_keep": options.n_keep if body.n_keep is None else body.n_keep,
             "n_discard": body.n_discard or 0,
             "timings_per_token": bool(body.timings_per_token),
@@ -217,14 +222,34 @@ class _Answer:
 
 
 def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict[str, Any]:
-    """The options of a text, by llama-server's names."""
+    """The options of a text, by llama-server's names; null in the place of a long one: each answer of a request would
+    repeat it, and each look at the slots."""
     values: dict[str, Any] = {o.other_name or name: getattr(params, name) for name, o in OPTIONS.items()}
+    long = {name for name, value in values.items() if _is_long(value)}
     del values["lookup"]  # llama-server has none
     values |= {"n_predict": params.n_predict, "mirostat": values.pop("mirostat_mode"), "samplers": list(params.order)}
-    values |= {"seed": 0xFFFFFFFF if params.seed is None else params.seed, "stop": list(params.stops)}
+    values |= {"seed": _seed(params), "stop": list(params.stops)}
     values |= {"dry_sequence_breakers": list(params.dry_sequence_breakers), "grammar": params.grammar or ""}
     values |= {"logit_bias": [[i, x if abs(x) < 1e300 else False] for i, x in params.logit_bias.items()]}
+    values |= dict.fromkeys(long)
     return {**_SETTINGS, **values, "max_tokens": params.n_predict, "stream": stream, "n_probs": n_probs}
+
+
+def _seed(params: TextParams) -> int:
+    return 0xFFFFFFFF if params.seed is None else params.seed
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value has more than `_SHOWN` characters and parts."""
+    left, n = [value], 0
+    while left and n <= _SHOWN:
+        part = left.pop()
+        n += len(part) if isinstance(part, str) else 1
+        if isinstance(part, Mapping):
+            left += islice(cast("Mapping[Any, Any]", part).items(), _SHOWN)
+        elif isinstance(part, (list, tuple)):
+            left += islice(cast("Sequence[Any]", part), _SHOWN)
+    return n > _SHOWN
 
 
 # Members of a text's options that llama-server names, with their values where no request says otherwise.

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
@@ -112,6 +113,27 @@ def test_the_cache_of_prompts_can_be_left_out(client: TestClient) -> None:
     assert ask(client)["timings"]["cache_n"] == 5
     off = ask(client, cache_prompt=False)
     assert off["timings"]["cache_n"] == 0 and off["timings"]["prompt_n"] == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", "x" * 20_000),
+        ("stop", ["x" * 10_000, "y" * 10_000]),
+        ("grammar", f'root ::= "a"+\n#{"x" * 20_000}'),
+        ("json_schema", {"description": "x" * 20_000}),
+        ("dry_sequence_breakers", ["x" * 20_000]),
+    ],
+)
+def test_long_options_are_not_repeated(client: TestClient, name: str, value: Any) -> None:
+    """A request has up to 2048 answers: of one with 16 MB they would be 32 GB."""
+    r = client.post("/completion", json={"prompt": PROMPT, "n_predict": 1, "n": 9, "seed": 3, name: value})
+    assert r.status_code == 200 and len(r.content) < 9 * 10_000, r.text[:100]
+    assert [a["generation_settings"].get(name) for a in r.json()] == [None] * 9
+    assert [a["generation_settings"]["seed"] for a in r.json()] == [*range(3, 12)]
+    assert len(client.get("/slots").content) < 4 * 50_000
+    short = ask(client, stop=["x"])["generation_settings"]
+    assert short["stop"] == ["x"] and short["grammar"] == ""
 
 
 def test_tokens(client: TestClient, tales: gg.Model) -> None:
