@@ -104,7 +104,12 @@ class Slot:
         g = self.generation
         if g.source:
             return 0  # what the tokens see is the encoded text
-        return min(g.n_done, g.long.n_keep) if g.long is not None and g.long.moved else g.n_done
+        return min(g.n_done, g.long.n_keep) if g.long is not None and self.moved else g.n_done
+
+    @property
+    def moved(self) -> bool:
+        """Whether tokens of the text are no longer at their own positions, or dropped."""
+        return self.generation.long is not None and self.generation.long.moved
 
     @property
     def key(self) -> Hashable:
@@ -258,7 +263,7 @@ class Engine:
             usable = [self._usable(seq, k, free) for seq, k in enumerate(alike)]
             n = max(usable, default=0)
             source = usable.index(n) if n else None
-            under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended)
+            under_way = (k for k, s in zip(alike, self.slots, strict=True) if not s.ended and not s.moved)
             if self._ctx.memory.keeps_all and max(under_way, default=0) >= n + _WORTH_WAITING:
                 return None
             if self._snapshots is not None:
@@ -301,8 +306,7 @@ class Engine:
         slot = self.slots[seq]
         held = slot.text[: slot.n_held]
         lost = len(held) - n
-        moved = slot.generation.long is not None and slot.generation.long.moved
-        if not slot.generation.reuses or moved or lost < max(_WORTH_KEEPING, len(held) / 2):
+        if not slot.generation.reuses or slot.moved or lost < max(_WORTH_KEEPING, len(held) / 2):
             return
         others = [s for i, s in enumerate(self.slots) if i != seq and s.key == slot.key and s.n_held >= len(held)]
         if not any(s.n_alike(held) == len(held) for s in others):

@@ -13,6 +13,7 @@ import pytest
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.engine import Engine
 from pyggml.llm.generate.generation import Generation
+from pyggml.llm.generate.long_context import LongContext
 from pyggml.llm.model import Model, load_model
 from pyggml.llm.samplers import SamplerChain, SamplingParams
 
@@ -143,6 +144,21 @@ def test_nobody_waits_for_a_beginning_that_was_cancelled(model: Model, ctx: Llam
     for _ in range(40):
         list(engine.step())
     assert not engine.busy and again.ids == alone(model, "xyz" * 20)
+
+
+def test_nobody_waits_for_a_beginning_that_was_dropped(model: Model, ctx: LlamaContext) -> None:
+    """A text that is shifted never holds its beginning again: one that begins alike would wait until it ends, and
+    all behind it."""
+    endless, again = generation(ctx, "xyz" * 10, 150), generation(ctx, "xyz" * 10)
+    endless.n_cells = 64
+    endless.long = LongContext(ctx, n_cells=64)
+    engine = Engine(ctx, [endless])
+    while not endless.long.moved:
+        list(engine.step())
+    engine.submit(again)
+    for _ in range(30):
+        list(engine.step())
+    assert again.ids == alone(model, "xyz" * 10) and endless.finish_reason is None
 
 
 def test_one_that_has_the_context_to_itself_leaves_what_it_evaluated(model: Model, ctx: LlamaContext) -> None:
