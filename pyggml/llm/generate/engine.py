@@ -331,8 +331,8 @@ class Engine:
         return n
 
     def _evaluated(self) -> list[_Turn]:
-        """Evaluate what generations wait for, single tokens before prompts, as far as a batch has room. Returns those
-        that had their turn."""
+        """Evaluate what generations wait for, single tokens before prompts, those first that have waited for longest,
+        as far as a batch has room. Returns those that had their turn."""
         ctx = self._ctx
         for slot in self.slots:
             if slot.pending is not None and not isinstance(slot.pending, Placed):  # it has the context to itself
@@ -349,7 +349,7 @@ class Engine:
                     ctx.decode(tokens)
                 g.n_done += len(tokens)
                 return [(slot, ctx.logits)]
-        parts = sorted(self._together(), key=_is_prompt)
+        parts = sorted(self._together(), key=_by_turn)
         batch, taken = Batch(), list[tuple[Slot, int, int]]()  # tokens of each, and rows of logits
         for (slot, (tokens, pos, seqs, n_outputs)), n in zip(parts, self._sizes(parts), strict=True):
             g, base = slot.generation, len(batch)
@@ -367,7 +367,7 @@ class Engine:
             is_checkpoint = self._to_checkpoint(slot.generation) == n
             slot.generation.n_done += n
             slot.generation.is_alone = len(taken) == 1
-            slot.turn = self._turn
+            slot.turn = self._turn if n else slot.turn
             if is_checkpoint and self._snapshots is not None:
                 self._snapshots.keep(slot.key, slot.text[: slot.n_held], slot.generation.seq, True)
             row += n_rows
@@ -410,10 +410,11 @@ class Engine:
         return at - g.n_done if at > max(g.n_done, _CHECKPOINT) else 0
 
 
-def _is_prompt(active: tuple[Slot, Placed]) -> bool:
-    """Whether tokens may be evaluated in several batches: they come after those that may not."""
-    _, (tokens, _, _, n_outputs) = active
-    return len(tokens) > 1 and n_outputs == 1
+def _by_turn(active: tuple[Slot, Placed]) -> tuple[bool, int]:
+    """The order in which slots have room in a batch: tokens that may be evaluated in several batches come after those
+    that may not, and of each kind first what had no turn for longest."""
+    slot, (tokens, _, _, n_outputs) = active
+    return len(tokens) > 1 and n_outputs == 1, slot.turn
 
 
 def adapters_key(g: Generation) -> Hashable:

@@ -161,6 +161,22 @@ def test_nobody_waits_for_a_beginning_that_was_dropped(model: Model, ctx: LlamaC
     assert again.ids == alone(model, "xyz" * 10) and endless.finish_reason is None
 
 
+def test_a_prompt_comes_to_its_turn_however_many_others_come(model: Model, ctx: LlamaContext) -> None:
+    """Prompts that fill a batch, one after the other in a slot before it, hold a prompt up by half."""
+    engine, patient, n_steps = Engine(ctx), generation(ctx, "xyz" * 10), 0
+    patient.wants_seq = 1
+    while patient.finish_reason is None:
+        if not engine.slots or engine.slots[0].ended:
+            engine.submit(g := generation(ctx, "x" * 60, 1))
+            g.wants_seq, g.reuses, g.prompt = 0, False, g.prompt[:48]
+        if n_steps == 1:
+            engine.submit(patient)
+        list(engine.step())
+        n_steps += 1
+        assert n_steps < 100
+    assert patient.ids == alone(model, "xyz" * 10)
+
+
 def test_one_that_has_the_context_to_itself_leaves_what_it_evaluated(model: Model, ctx: LlamaContext) -> None:
     chain = SamplerChain(SamplingParams(temp=0.0, ignore_eos=True), model.vocab)
     g = Generation(ctx, model.tokenize("hello"), chain, N)
