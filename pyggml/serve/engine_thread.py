@@ -231,7 +231,7 @@ class EngineThread:
         """Do the first job that is ready, and that somebody waits for. One at a time: however many there are, texts
         that are continued go on between them."""
         for job in tuple(self._jobs):
-            if job.ready():
+            if job.future.cancelled() or job.ready():
                 self._jobs.remove(job)
                 if job.future.set_running_or_notify_cancel():
                     try:

@@ -21,7 +21,7 @@ from pyggml.llm.state.save_load import load_seq_tokens, save_seq
 
 from .budget import weights_bytes
 from .errors import HTTPError, of_generation, of_request, stopping
-from .http import Json, json_body, json_object
+from .http import Json, json_body, json_object, until_gone
 from .native import settings
 from .service import FINGERPRINT, Service, service_of
 
@@ -143,7 +143,8 @@ async def slots(request: Request) -> Response:
     service = service_of(request)
     if not service.options.slots:
         raise HTTPError(501, "This server does not support slots endpoint. Start it with `--slots`")
-    shown = await service.thread.call(lambda: [_slot(service, i) for i in range(service.thread.n_slots)])
+    look = service.thread.call(lambda: [_slot(service, i) for i in range(service.thread.n_slots)])
+    shown = await until_gone(request, look)
     if request.query_params.get("fail_on_no_slot") and all(s["is_processing"] for s in shown):
         raise HTTPError(503, "no slot available")
     return Json(shown)
@@ -190,7 +191,8 @@ async def slot_action(request: Request) -> Response:
             raise HTTPError(400, "Invalid filename")
         path = str(Path(folder) / file)
     try:
-        return Json(await service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq)))
+        work = service.thread.call(lambda: action(service, seq, path), lambda: not _busy(service, seq))
+        return Json(await until_gone(request, work))
     except Exception as e:
         if isinstance(e.__context__, OSError) and e.__context__.errno in FULL:
             raise HTTPError(507, str(e)) from e

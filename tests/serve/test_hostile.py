@@ -470,3 +470,16 @@ def test_a_client_that_leaves_while_it_is_refused(tales: gg.Model, monkeypatch: 
         until(lambda: s.fileno() < 0 and here.n_open == 0)
         monkeypatch.undo()
         assert get(here.url + "/health").status_code == 200
+
+
+def test_who_waits_for_a_slot_and_leaves_is_forgotten(tales: gg.Model) -> None:
+    """What waits for a slot is looked at between two steps: a client could let it become any number."""
+    with listening(tales, n_parallel=1, context_shift=True) as server, server.connect() as endless:
+        endless.sendall(request({"prompt": "x", "n_predict": -1, "ignore_eos": True, "stream": True}))
+        assert endless.recv(100)
+        jobs = server.thread._jobs
+        for _ in range(20):
+            with server.connect() as s:
+                s.sendall(request({}, "/slots/0?action=erase"))
+                until(lambda: bool(jobs))
+        until(lambda: not jobs, "jobs of clients that have left")
