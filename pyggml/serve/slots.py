@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from pyggml.gguf_io.atomic_file import FULL
+from pyggml.llm.adapters.active import Scaled
 from pyggml.llm.context import LlamaContext
 from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.generate.media_chat import MARKER
@@ -219,6 +220,11 @@ def _hold(service: Service, seq: int, tokens: list[int]) -> None:
     engine.hold(seq, _not_running(service, tokens))
 
 
+def _adapters(loras: Sequence[Scaled] | None) -> list[tuple[str, float]]:
+    """What a file of a slot says of the adapters of its text."""
+    return [(os.path.basename(lora.path), scale) for lora, scale in loras or () if scale]
+
+
 def _not_running(service: Service, tokens: list[int]) -> Generation:
     ctx = service.thread.ctx
     assert ctx is not None
@@ -230,7 +236,9 @@ def _save(service: Service, seq: int, path: str) -> dict[str, Any]:
     start, tokens = perf_counter(), _held(service, seq)
     if any(t < 0 for t in tokens):
         raise HTTPError(501, f"slot {seq} holds a picture or a sound: such texts are not saved")
-    save_seq(_context(service), path, seq, tokens)
+    engine = service.thread.engine
+    loras = engine.slots[seq].generation.loras if engine is not None and tokens else None
+    save_seq(_context(service), path, seq, tokens, _adapters(loras))
     about = {"id_slot": seq, "filename": os.path.basename(path), "n_saved": len(tokens)}
     return {**about, "n_written": os.path.getsize(path), "timings": {"save_ms": (perf_counter() - start) * 1e3}}
 
@@ -240,7 +248,7 @@ def _restore(service: Service, seq: int, path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise HTTPError(400, "Unable to restore slot, no available space in KV cache or invalid slot save file")
     size = os.path.getsize(path)
-    tokens = load_seq_tokens(_context(service), path, seq)
+    tokens = load_seq_tokens(_context(service), path, seq, _adapters(service.adapters(None)))
     if len(tokens) > service.n_slot:
         _context(service).memory.seq_rm(seq)
         _hold(service, seq, [])

@@ -197,6 +197,29 @@ def test_adapters_of_a_request(tiny: Path, tmp_path: Path) -> None:
             assert c.post("/completion", json={"prompt": "a", "lora": bad}).status_code == 400, bad
 
 
+def test_a_saved_slot_is_restored_for_its_own_adapters_alone(tiny: Path, tmp_path: Path) -> None:
+    """What was evaluated with the adapters of a request is not taken for a text without them."""
+    model = gg.load_model(tiny)
+    write_lora(tmp_path / "a.gguf", halves(model, [n for n, t in model.weights.items() if t.rank > 1], seed=1))
+    model.adapt([(model.load_lora(tmp_path / "a.gguf"), 1.0)])
+    options = ServeOptions(n_parallel=1, n_ctx=128, cache_ram=0, context=ONE, slot_save_path=str(tmp_path))
+    with TestClient(create_app(model, options)) as c:
+
+        def act(action: str, name: str) -> int:
+            return c.post(f"/slots/0?action={action}", json={"filename": name}).status_code
+
+        prompt, plain = "Hello there, who is it that comes?", [{"id": 0, "scale": 0.0}]
+        alone = ask(c, prompt, return_tokens=True)["tokens"]
+        assert act("save", "own") == 200
+        assert ask(c, prompt, lora=plain, return_tokens=True)["tokens"] != alone
+        assert act("save", "other") == 200
+        assert act("restore", "own") == 200 and cached(c, prompt) > 20
+        assert act("restore", "other") == 400
+        assert ask(c, prompt, return_tokens=True)["tokens"] == alone
+        assert c.post("/lora-adapters", json=plain).status_code == 200
+        assert act("restore", "own") == 400 and act("restore", "other") == 200 and cached(c, prompt) > 20
+
+
 def test_context_shift(tales: gg.Model) -> None:
     """A slot that is full goes on, also beside others with which it began."""
     with TestClient(create_app(tales, ServeOptions(n_ctx=128, n_parallel=2, context=ONE, context_shift=True))) as c:

@@ -5,7 +5,8 @@ The file (container: `state_file`) has in its header
     kind      "context" or "sequence"
     model     the model that the state belongs to: `arch`, `hparams`, `rope_factors` (a tensor's name, or null),
               `type_k`, `type_v`; `weights`, a digest of the names, types and shapes of all tensors and of the values of
-              output_norm; and for a stage `stage`, its first layer and its end
+              output_norm; for a stage `stage`, its first layer and its end; and when a sequence was evaluated with
+              adapters that `save_seq` was told, `adapters`
     tokens    how many tokens the caller put with the state
     caches    for each cache (an interleaved memory has two) `cells`, how many are saved; `seqs`, how many sequences
               they may belong to (0 in a sequence's file); `head`, where the next search for a slot starts; `drift`,
@@ -117,9 +118,12 @@ def load_state_bytes(ctx: Stateful, data: bytes) -> list[int]:
 # -- one sequence -----------------------------------------------------------------------------------------------------
 
 
-def save_seq(ctx: Stateful, path: Path, seq: int, tokens: Sequence[int] = ()) -> None:
-    """Write the cells of one sequence to a file, and `tokens` with them. Errors: see `save_state`."""
-    state_file.write(path, _pack(ctx, seq, tokens))
+def save_seq(
+    ctx: Stateful, path: Path, seq: int, tokens: Sequence[int] = (), adapters: Sequence[tuple[str, float]] = ()
+) -> None:
+    """Write the cells of one sequence to a file, and `tokens` with them. `adapters`: names and scales of those that
+    they were evaluated with, which must be the same when the file is loaded. Errors: see `save_state`."""
+    state_file.write(path, _pack(ctx, seq, tokens, adapters=adapters))
 
 
 def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
@@ -131,9 +135,9 @@ def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
     return load_seq_bytes(ctx, state_file.read(path), seq)
 
 
-def load_seq_tokens(ctx: Stateful, path: Path, seq: int) -> list[int]:
-    """As `load_seq`; returns the tokens that `save_seq` put with the sequence."""
-    return _load_seq(ctx, state_file.read(path), seq)[1]
+def load_seq_tokens(ctx: Stateful, path: Path, seq: int, adapters: Sequence[tuple[str, float]] = ()) -> list[int]:
+    """As `load_seq`; returns the tokens that `save_seq` put with the sequence. `adapters`: see there."""
+    return _load_seq(ctx, state_file.read(path), seq, adapters=adapters)[1]
 
 
 def seq_bytes(ctx: Stateful, seq: int) -> bytes:
@@ -158,9 +162,13 @@ def load_own_seq(ctx: Stateful, data: bytes, seq: int) -> None:
 
 @changing
 def _load_seq(
-    ctx: Stateful, data: bytes, seq: int | None, model: dict[str, Any] | None = None
+    ctx: Stateful,
+    data: bytes,
+    seq: int | None,
+    model: dict[str, Any] | None = None,
+    adapters: Sequence[tuple[str, float]] = (),
 ) -> tuple[int, list[int]]:
-    r, memory = _opened(ctx, data, "sequence", model), ctx.memory
+    r, memory = _opened(ctx, data, "sequence", model, adapters), ctx.memory
     if seq is None:
         free = (i for i in range(memory.n_seq_max) if all(s.seq_pos_max(i) < 0 for s in memory.stores))
         seq = next(free, None)
@@ -177,7 +185,7 @@ def _load_seq(
 # -- contents ---------------------------------------------------------------------------------------------------------
 
 
-def _model_of(ctx: Stateful) -> dict[str, Any]:
+def _model_of(ctx: Stateful, adapters: Sequence[tuple[str, float]] = ()) -> dict[str, Any]:
     """The description of the model that a state of this context belongs to, as JSON gives it back."""
     m, kv = ctx.model, next(iter(ctx.memory.caches), None)
     from hashlib import sha256  # which loads OpenSSL
@@ -197,6 +205,8 @@ def _model_of(ctx: Stateful) -> dict[str, Any]:
         "weights": digest.hexdigest(),
         "stage": None if m.stage is None else [m.stage.start, m.stage.stop],
     }
+    if adapters:
+        fingerprint["adapters"] = adapters
     return json.loads(json.dumps(fingerprint))
 
 
@@ -206,7 +216,11 @@ def _stored(dtype: DType) -> str:
 
 @changing
 def _pack(
-    ctx: Stateful, seq: int | None, tokens: Sequence[int], model: dict[str, Any] | None = None
+    ctx: Stateful,
+    seq: int | None,
+    tokens: Sequence[int],
+    model: dict[str, Any] | None = None,
+    adapters: Sequence[tuple[str, float]] = (),
 ) -> list[bytes | memoryview]:
     """The parts of a state. `model`: the description of the model; None: `_model_of` makes it. A state that is given
     one never leaves this process, so it needs no checksum."""
@@ -214,7 +228,7 @@ def _pack(
     n_outputs = len(ctx.logits) if seq is None else 0
     header: dict[str, Any] = {
         "kind": "context" if seq is None else "sequence",
-        "model": _model_of(ctx) if model is None else model,
+        "model": _model_of(ctx, adapters) if model is None else model,
         "tokens": len(tokens),
         "caches": [],
     }
@@ -225,13 +239,19 @@ def _pack(
     return state_file.pack(header, arrays, checksum=model is None)
 
 
-def _opened(ctx: Stateful, data: bytes, kind: str, model: dict[str, Any] | None = None) -> StateReader:
+def _opened(
+    ctx: Stateful,
+    data: bytes,
+    kind: str,
+    model: dict[str, Any] | None = None,
+    adapters: Sequence[tuple[str, float]] = (),
+) -> StateReader:
     """Open a state. Raises StateError when it is of another kind or of another model. `model`: see `_pack`."""
     r = StateReader(data, checksum=model is None)
     found = r.header.get("kind")
     if found != kind:
         raise StateError(f"this is the state of a {found}, not of a {kind}")
-    _check_model(r.header.get("model"), _model_of(ctx) if model is None else model)
+    _check_model(r.header.get("model"), _model_of(ctx, adapters) if model is None else model)
     return r
 
 
@@ -253,6 +273,8 @@ def _check_model(saved: object, here: Mapping[str, Any]) -> None:
     if saved == here:
         return
     there, ours = _flat(saved), _flat(here)
+    if there.get("adapters") != ours.get("adapters"):
+        raise StateError("the state was saved with other adapters, or other scales of them")
     differs = [f"{k} is {there[k]} there and {v} here" for k, v in ours.items() if k in there and there[k] != v]
     if there and not differs:
         names = ", ".join(sorted(there.keys() ^ ours.keys()))
