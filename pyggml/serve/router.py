@@ -127,7 +127,7 @@ class Router:
         """Hand a request on to the model that it names."""
         request = Request(scope, receive)
         name, taken = request.query_params.get("model"), list[Message]()
-        if request.method not in ("GET", "HEAD"):
+        if request.method not in ("GET", "HEAD") and _has_json(request):
 
             async def recorded() -> Message:
                 taken.append(await receive())
@@ -256,6 +256,13 @@ class Router:
         if not isinstance(name, str) or name not in known:
             raise no_model(name)
         return known[name]
+
+
+def _has_json(request: Request) -> bool:
+    """Whether a request has a body that may name a model: one with a sound is a form, and some need none."""
+    headers = request.headers
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    return has_body and not headers.get("content-type", "").startswith("multipart/")
 
 
 def _about(m: Served) -> dict[str, Any]:
