@@ -67,6 +67,10 @@ class ModelError(GGMLError):
     """A model cannot be used: its file lacks something that the architecture needs, or the architecture is unknown."""
 
 
+class ClosedError(ModelError):
+    """A model or a context is used after `close()`."""
+
+
 class MediaError(GGMLError):
     """A picture or a sound cannot be read, is too large, or does not suit the checkpoint's processor."""
 

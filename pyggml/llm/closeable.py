@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pyggml.errors import ModelError
+from pyggml.errors import ClosedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class Closeable:
-    """`close()` frees what an object holds; all use of it after that raises ModelError with its name."""
+    """`close()` frees what an object holds; all use of it after that raises ClosedError with its name."""
 
     def close(self) -> None:
         """Free the memory now. Arrays, tensors and a memory that others still hold stay valid. Closing again does
@@ -45,4 +45,4 @@ class Closeable:
             if closed is None or name.startswith("__"):
                 meant = self._meant(name)
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{f': {meant}' * bool(meant)}")
-            raise ModelError(f"{closed} was closed: it cannot be used any more ({name})")
+            raise ClosedError(f"{closed} was closed: it cannot be used any more ({name})")

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Mount, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
-from pyggml.errors import ModelError
+from pyggml.errors import ClosedError, ModelError
 from pyggml.llm.model import Model, load_model
 
 from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, speech, tokens
@@ -274,5 +274,6 @@ _ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     HTTPError: _on_error,
     HTTPException: _on_route,
     ClientDisconnect: _on_gone,
+    ClosedError: _on_fault,
     Exception: _on_fault,
 }

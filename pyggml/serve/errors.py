@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pyggml.errors import Aborted, BackendError, GGMLError, GGUFError, SamplerError
+from pyggml.errors import Aborted, BackendError, ClosedError, GGMLError, GGUFError, SamplerError
 from pyggml.gguf_io.atomic_file import FULL
 
 _TYPES = {
@@ -59,7 +59,7 @@ def of_request(e: Exception) -> HTTPError:
         case ValidationError():
             found = [f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False)]
             return HTTPError(400, "; ".join(found[:5]) or "the request makes no sense")
-        case Aborted():
+        case Aborted() | ClosedError():  # the model was unloaded while the request was under way
             return stopping()
         case GGUFError() | BackendError():  # the model's file is lost, or the machine fails
             return HTTPError(500, " ".join(str(e).split()))
@@ -82,6 +82,6 @@ def stopping() -> HTTPError:
 
 def of_generation(e: Exception) -> HTTPError:
     """The error of a text that had begun. What the request asked for is to blame for a SamplerError alone."""
-    if isinstance(e, GGMLError) and not isinstance(e, (SamplerError, Aborted)):
+    if isinstance(e, GGMLError) and not isinstance(e, (SamplerError, Aborted, ClosedError)):
         return HTTPError(500, " ".join(str(e).split()))
     return of_request(e)

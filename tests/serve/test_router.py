@@ -19,6 +19,7 @@ import pyggml as gg
 from pyggml.llm.model import default_model_path
 from pyggml.serve import ServeOptions, create_app
 from pyggml.serve.router import models_in
+from pyggml.serve.service import Service
 
 from ..tiny_model import write_gguf
 from .conftest import events, http_client, post, process
@@ -104,6 +105,34 @@ def test_a_busy_model_is_not_unloaded(client: TestClient) -> None:
         got = list(pool.map(lambda i: ask(client, ("tales", "tiny")[i % 2], n_predict=30), range(12)))
     assert {r.status_code for r in got} in ({200}, {200, 503})
     assert all(r.json()["model"] == ("tales", "tiny")[i % 2] for i, r in enumerate(got) if r.status_code == 200)
+
+
+def test_requests_without_json(client: TestClient) -> None:
+    """A form, and what needs no body, come to a model, too."""
+    assert ask(client, "tales").status_code == 200
+    assert client.post("/slots/0?action=erase&model=tales").json()["id_slot"] == 0
+    r = client.post("/v1/audio/transcriptions?model=tales", files={"file": ("x.wav", b"x")})
+    assert "JSON" not in r.json()["error"]["message"] and r.status_code in (400, 501), r.text
+    assert "JSON" in client.post("/completion?model=tales").json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/tokenize", "/v1/embeddings", "/v1/inside"])
+def test_a_model_that_is_unloaded_in_the_midst_of_a_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """The client is told to try again, and is not blamed."""
+    assert ask(client, "tales").status_code == 200
+    plain = Service.prompts
+
+    def prompts(self: Service, *args: Any) -> Any:
+        found = plain(self, *args)
+        self.thread.stop()
+        self.model.close()  # as the router does
+        return found
+
+    monkeypatch.setattr(Service, "prompts", prompts)
+    r = client.post(path, json={"model": "tales", "prompt": "x", "input": "x", "content": ["x"], "with_pieces": True})
+    assert r.status_code in (200, 503), r.text
 
 
 def test_without_autoload(folder: Path) -> None:
