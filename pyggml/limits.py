@@ -47,11 +47,13 @@ SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema
 
 # Sampling
 SAMPLERS = 64  # in a chain: each looks at the whole vocabulary for each token
+BREAKERS = 1 << 8  # sequence breakers of DRY: each is looked for in the whole vocabulary
 
 # Requests to the server
 REQUEST_BYTES = 1 << 24  # size of a request's body
 REQUEST_PROBS = 1 << 20  # log-probabilities in one answer: texts times tokens times `n_probs` (half a GB)
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed
+RESPONSE_FIELDS = 1 << 8  # members that `response_fields` asks for
 MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a form with a sound
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)
 BODIES_BYTES = 1 << 29  # of the bodies of all requests together that have not come whole

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from itertools import islice
 from math import exp
 from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyggml import limits
 from pyggml.llm.generate.engine import Token
 from pyggml.llm.generate.generation import AfterSamplers, Generation
 from pyggml.llm.media_prompt import PlacedMedia
@@ -22,7 +22,7 @@ from .errors import HTTPError
 from .http import Json, event
 from .media import with_marks
 from .schemas import NativeBody
-from .service import Service, check_number, progress, service_of, timings
+from .service import Service, check_number, progress, service_of, size, timings
 
 _SHOWN = 1 << 14  # characters of an option that answers repeat
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
@@ -92,6 +92,8 @@ def _infill_prompt(service: Service, body: NativeBody) -> Prompts:
 async def _answered(
     request: Request, service: Service, body: NativeBody, prompts: Callable[[Service, NativeBody], Prompts]
 ) -> Response:
+    if len(body.response_fields or ()) > (most := limits.RESPONSE_FIELDS):
+        raise HTTPError(400, f"response_fields: at most {most} names, which are looked for in each answer")
     n_probs = body.n_probs if body.n_probs else None
     n = body.n if body.n_cmpl is None else body.n_cmpl
     kind = AfterSamplers if body.post_sampling_probs and n_probs is not None else Generation
@@ -225,7 +227,7 @@ def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict
     """The options of a text, by llama-server's names; null in the place of a long one: each answer of a request would
     repeat it, and each look at the slots."""
     values: dict[str, Any] = {o.other_name or name: getattr(params, name) for name, o in OPTIONS.items()}
-    long = {name for name, value in values.items() if _is_long(value)}
+    long = {name for name, value in values.items() if size(value, _SHOWN) > _SHOWN}
     del values["lookup"]  # llama-server has none
     values |= {"n_predict": params.n_predict, "mirostat": values.pop("mirostat_mode"), "samplers": list(params.order)}
     values |= {"seed": _seed(params), "stop": list(params.stops)}
@@ -237,19 +239,6 @@ def settings(params: TextParams, stream: bool = False, n_probs: int = 0) -> dict
 
 def _seed(params: TextParams) -> int:
     return 0xFFFFFFFF if params.seed is None else params.seed
-
-
-def _is_long(value: Any) -> bool:
-    """Whether a value has more than `_SHOWN` characters and parts."""
-    left, n = [value], 0
-    while left and n <= _SHOWN:
-        part = left.pop()
-        n += len(part) if isinstance(part, str) else 1
-        if isinstance(part, Mapping):
-            left += islice(cast("Mapping[Any, Any]", part).items(), _SHOWN)
-        elif isinstance(part, (list, tuple)):
-            left += islice(cast("Sequence[Any]", part), _SHOWN)
-    return n > _SHOWN
 
 
 # Members of a text's options that llama-server names, with their values where no request says otherwise.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -197,6 +197,7 @@ class Service:
             raise HTTPError(501, "This server continues no texts: its model, or its options, are for embeddings")
         n = whole("n", (body.n or 1) if n is None else n, 1, limits.REQUEST_TEXTS)
         check_number(len(prompts) * n)
+        _check_options(params, len(prompts) * n)
         self.thread.check_room(len(prompts) * n)  # before grammars are compiled
         loras = self.adapters(body.lora)
         made: list[Generation] = []
@@ -324,6 +325,28 @@ def check_number(n: int) -> None:
     """Raises HTTPError when a request has no texts, or too many."""
     if not 0 < n <= limits.REQUEST_TEXTS:
         raise HTTPError(400, f"a request has 1 to {limits.REQUEST_TEXTS} texts, not {n}")
+
+
+def _check_options(params: TextParams, n: int) -> None:
+    """Raises HTTPError when long options are to be read for too many texts: each has stop strings, a grammar and biases
+    of its own."""
+    most = limits.REQUEST_BYTES // n
+    values = (params.stop, params.grammar, params.json_schema, params.dry_sequence_breakers, params.logit_bias)
+    if sum(size(value, most) for value in values) > most:
+        raise HTTPError(400, f"the options of {n} texts have more than {limits.REQUEST_BYTES} characters together")
+
+
+def size(value: Any, most: int) -> int:
+    """How many characters and parts a value of a request has, counted up to a little more than `most`."""
+    left, n = [value], 0
+    while left and n <= most:
+        part = left.pop()
+        n += len(part) if isinstance(part, str) else 1
+        if isinstance(part, Mapping):
+            left += islice(cast("Mapping[Any, Any]", part).items(), most)
+        elif isinstance(part, (list, tuple)):
+            left += islice(cast("Sequence[Any]", part), most)
+    return n
 
 
 def service_of(request: Request) -> Service:

@@ -158,6 +158,24 @@ def test_a_long_query_and_many_documents(client: TestClient, monkeypatch: pytest
     assert "no reranker" in r.json()["error"]["message"], r.text
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_fields": [f"a{i}" for i in range(300)]},
+        {"dry_sequence_breakers": [f"a{i}" for i in range(300)]},
+        {"n": 9, "stop": [f"a{i}" for i in range(1000)]},
+        {"prompt": ["a", "b"] * 9, "json_schema": {"enum": [f"a{i}" for i in range(1000)]}},
+        {"n": 9, "grammar": 'root ::= "a"' + " " * 4000},
+    ],
+)
+def test_options_that_each_answer_has(client: TestClient, monkeypatch: pytest.MonkeyPatch, body: Any) -> None:
+    """What is read for each of up to 2048 texts may not be long."""
+    assert client.post(COMPLETION, json={"prompt": "x", "n_predict": 1, "n": 9, "stop": ["y"]}).status_code == 200
+    monkeypatch.setattr(limits, "REQUEST_BYTES", 30_000)
+    r = client.post(COMPLETION, json={"prompt": "x", "n_predict": 1, **body})
+    assert r.status_code == 400 and ("at most 256" in r.text or "30000 characters together" in r.text), r.text
+
+
 def test_pieces_of_many_tokens(client: TestClient) -> None:
     """An object for each token would take 300 bytes."""
     text = "á1" * 50_000

@@ -195,6 +195,8 @@ class SamplingParams:
             raise SamplerError("a grammar and a JSON schema cannot both be given")
         if len(self.order) > limits.SAMPLERS:
             raise SamplerError(f"samplers: {len(self.order)}, at most {limits.SAMPLERS} (pyggml.limits.SAMPLERS)")
+        if (n := len(self.dry_sequence_breakers)) > limits.BREAKERS:
+            raise SamplerError(f"dry_sequence_breakers: {n}, at most {limits.BREAKERS} (pyggml.limits.BREAKERS)")
         unknown = [name for name in self.order if name not in SAMPLERS]
         if unknown:
             raise SamplerError(f"unknown sampler {unknown[0]!r}; known are: {', '.join(sorted(SAMPLERS))}")
