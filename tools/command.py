@@ -254,7 +254,8 @@ def _configured(ctx: click.Context, param: click.Option, value: Path | None) -> 
 
     try:
         text = read_text(value, limits.TEXT_FILE_BYTES, GGMLError)
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+        events = cast("Iterable[object]", yaml.parse(text))  # pyright: ignore[reportUnknownMemberType]
+        if any(isinstance(event, yaml.AliasEvent) for event in events):
             raise click.BadParameter(f"{value}: an alias (*) could stand for a billion values", ctx, param)
         found: Any = yaml.safe_load(text)
     except (OSError, GGMLError) as e:
