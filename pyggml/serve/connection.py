@@ -31,21 +31,27 @@ _HEAD = 1 << 16  # bytes of a request's head
 
 
 class _Wire(h11.Connection):
-    """h11's reading of requests, which refuses two kinds besides. A length and chunks at once: a proxy in front may end
-    the request elsewhere, and take what follows for another client's. And HTTP versions other than 1.x."""
+    """h11's reading of requests, which refuses three kinds besides. A length and chunks at once: a proxy in front may
+    end the request elsewhere, and take what follows for another client's. HTTP versions other than 1.x. And bodies of
+    very many chunks of a few bytes, each of which costs as much as a long one."""
 
     method = b""  # of the last request
+    n_chunks = n_bytes = 0  # of its body so far
 
     def next_event(self) -> Any:
         """What has come next."""
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self.method = event.method
+            self.method, self.n_chunks, self.n_bytes = event.method, 0, 0
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
             if not event.http_version.startswith(b"1."):
                 version = event.http_version.decode("ascii")
                 raise h11.RemoteProtocolError(f"version {version} instead of 1.1", error_status_hint=505)
+        elif isinstance(event, h11.Data):
+            self.n_chunks, self.n_bytes = self.n_chunks + event.chunk_end, self.n_bytes + len(event.data)
+            if self.n_chunks > limits.CHUNKS and self.n_bytes < limits.CHUNK_BYTES * self.n_chunks:
+                raise h11.RemoteProtocolError(f"{self.n_chunks} chunks of fewer than {limits.CHUNK_BYTES} bytes")
         return event
 
 

@@ -197,6 +197,23 @@ def test_heads_that_a_proxy_may_read_otherwise(tales: gg.Model) -> None:
                 assert got.startswith(b"HTTP/1.1 " + code) and (got.endswith(b"\r\n\r\n") or b"PRI" in data), got
 
 
+def test_chunks_of_a_byte(tales: gg.Model) -> None:
+    """Each costs as much as a long one: 16 MB of them would take minutes, in which nobody else is heard."""
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b'{"content": "' + b"x" * 100_000 + b'"}'
+
+    def chunked(size: int) -> bytes:
+        parts = (body[i : i + size] for i in range(0, len(body), size))
+        return head + b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+    with listening(tales, n_parallel=1) as server:
+        for size, code in ((1, b"400"), (16, b"400"), (32, b"200"), (1000, b"200")):
+            with server.connect() as s:
+                s.sendall(chunked(size))
+                got = whole(s) if code == b"400" else s.recv(1 << 16)
+                assert got.split()[1] == code and (b"chunks of fewer than 64 bytes" in got) == (code == b"400"), got
+
+
 def test_a_client_that_says_it_will_send_no_more(tales: gg.Model) -> None:
     """Its answers still come, as from llama-server; what takes longer than a second is taken for a client that left."""
     short, chat = {"prompt": "Once", "n_predict": 3, "temperature": 0}, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
