@@ -16,7 +16,9 @@ from .errors import HTTPError
 from .http import Json, event
 from .openai import begin_chat, counted, whole_chat
 from .schemas import ChatBody, Sampled
-from .service import Service, service_of
+from .service import Service, service_of, size
+
+_SHOWN = 1 << 17  # characters and parts of what answers repeat
 
 
 class ResponsesBody(Sampled):
@@ -150,6 +152,11 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
+def _shown(given: Any) -> Any:
+    """What an answer, and up to three events of a stream, repeat of a request; None when it is long."""
+    return None if size(given, _SHOWN) > _SHOWN else given
+
+
 class _Response:
     """The response object, at any time."""
 
@@ -160,9 +167,9 @@ class _Response:
             "object": "response",
             "created_at": now(),
             "model": service.name,
-            "instructions": body.instructions,
-            "tools": body.tools or [],
-            "tool_choice": body.tool_choice or "auto",
+            "instructions": _shown(body.instructions),
+            "tools": _shown(body.tools or []),
+            "tool_choice": _shown(body.tool_choice or "auto"),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": self._g.chain.params.temp,
             "top_p": self._g.chain.params.top_p,

@@ -304,3 +304,11 @@ def test_bodies_of_other_systems(client: TestClient) -> None:
     assert client.post("/tokenize", content=b'\xef\xbb\xbf{"content": ""}').json() == {"tokens": []}
     r = client.post("/tokenize", content=gzip.compress(b"{}"), headers={"content-encoding": "gzip"})
     assert r.status_code == 415 and "gzip" in r.json()["error"]["message"]
+
+
+def test_responses_repeat_nothing_long(client: TestClient) -> None:
+    """Three events of a stream have the request's tools and instructions."""
+    tool = {"type": "function", "name": "f", "description": "x" * 200_000}
+    body = {"input": "x", "max_output_tokens": 1, "tools": [tool], "tool_choice": "none", "stream": True}
+    r = client.post("/v1/responses", json=body)
+    assert r.status_code == 200 and r.text.count('"tools":null') == 3 and len(r.text) < 10_000
