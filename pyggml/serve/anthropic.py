@@ -115,23 +115,24 @@ def _messages(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise HTTPError(400, f"messages.{i}.content: text, or a list of blocks")
     results: list[dict[str, Any]] = []
-    out: dict[str, Any] = {"role": message.get("role"), "content": ""}
+    out: dict[str, Any] = {"role": message.get("role")}
     calls: list[dict[str, Any]] = []
     before: list[dict[str, Any]] = []  # parts up to the last picture
+    texts: list[str] = []  # behind it
     for block in cast("list[Any]", content):
         if not isinstance(block, dict):
             raise HTTPError(400, f"messages.{i}.content: a block must be an object")
         block = cast("dict[str, Any]", block)
         match block.get("type"):
             case "text":
-                out["content"] += _text(block.get("text"), i)
+                texts.append(_text(block.get("text"), i))
             case "thinking":
                 out["reasoning_content"] = _text(block.get("thinking"), i)
             case "redacted_thinking":
                 pass
             case "image":
-                before += [*_texts(out["content"]), _image(block.get("source"), i)]
-                out["content"] = ""
+                before += [*_part(texts), _image(block.get("source"), i)]
+                texts = []
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
@@ -140,15 +141,14 @@ def _messages(message: Mapping[str, Any], i: int) -> list[dict[str, Any]]:
                 results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
             case kind:
                 raise HTTPError(400, f"messages.{i}.content: a block of type {kind!r:.60} is not supported")
-    if before:
-        out["content"] = [*before, *_texts(out["content"])]
+    out["content"] = [*before, *_part(texts)] if before else "".join(texts)
     if calls:
         out["tool_calls"] = calls
     return [*results, *([out] if out["content"] or calls or not results else [])]
 
 
-def _texts(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}] if text else []
+def _part(texts: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if (text := "".join(texts)) else []
 
 
 def _image(source: Any, i: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml.serve import ServeOptions, create_app
+from pyggml.serve.anthropic import _messages  # pyright: ignore[reportPrivateUsage]
 
 from ..random_model import random_weights, write_random
 from .conftest import events
@@ -312,3 +314,10 @@ def test_responses_repeat_nothing_long(client: TestClient) -> None:
     body = {"input": "x", "max_output_tokens": 1, "tools": [tool], "tool_choice": "none", "stream": True}
     r = client.post("/v1/responses", json=body)
     assert r.status_code == 200 and r.text.count('"tools":null') == 3 and len(r.text) < 10_000
+
+
+def test_a_message_of_many_blocks() -> None:
+    """A message of 16 MB in blocks of a few words took minutes, in which nobody else was heard."""
+    n, begun = 100_000, time.monotonic()
+    (message,) = _messages({"role": "user", "content": [{"type": "text", "text": "x" * 50}] * n}, 0)
+    assert message == {"role": "user", "content": "x" * 50 * n} and time.monotonic() - begun < 5
