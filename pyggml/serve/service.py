@@ -126,13 +126,15 @@ class Service:
     def adapters(self, asked: Sequence[Any] | None) -> tuple[Scaled, ...] | None:
         """The adapters of a request, which asks for [{"id": 0, "scale": 0.5}] (others have scale 0) or nothing (None:
         the scales of the server). None when the server has no adapters. Raises HTTPError, ValidationError and
-        ModelError for what is none of them."""
+        ModelError for what is none of them, and for one twice."""
         if asked is None:
             return self.loras or None
         scales: dict[int, float] = {}
         for adapter in map(Adapter.model_validate, asked):
             if not 0 <= adapter.id < len(self.loras):
                 raise HTTPError(400, f"there is no adapter {adapter.id}")
+            if adapter.id in scales:  # a list of the same one has no end, and some are read while other texts wait
+                raise HTTPError(400, f"adapter {adapter.id} is asked for twice")
             scales[adapter.id] = adapter.scale
         return tuple(checked([(lora, scales.get(i, 0.0)) for i, (lora, _) in enumerate(self.loras)])) or None
 

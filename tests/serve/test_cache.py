@@ -193,7 +193,13 @@ def test_adapters_of_a_request(tiny: Path, tmp_path: Path) -> None:
         assert all(answer(c, lora)[1] > 20 for lora in sets)  # each set has its own texts
         assert c.post("/lora-adapters", json=[{"id": 0, "scale": 0.7}]).json() == {"success": True}
         assert answer(c, None)[0] == alone[2]
-        for bad in ([{"id": 2, "scale": 1.0}], [{"id": 0}], [3], [{"id": 0, "scale": 1e30}]):
+        for bad in (
+            [{"id": 2, "scale": 1.0}],
+            [{"id": 0}],
+            [3],
+            [{"id": 0, "scale": 1e30}],
+            [{"id": 0, "scale": 1.0}] * 2,
+        ):
             assert c.post("/completion", json={"prompt": "a", "lora": bad}).status_code == 400, bad
 
 
