@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Event
 from typing import Any, cast
 
@@ -234,17 +233,19 @@ def _budget(service: Service, body: ChatBody) -> int:
 
 def _processors(
     service: Service, body: ChatBody, chat: Chat, params: TextParams, stop: Event
-) -> Sequence[LogitsProcessor]:
-    """What holds an answer to its budget of reasoning, and ends it at `stop`. A grammar says itself what may be
+) -> Callable[[], Sequence[LogitsProcessor]]:
+    """Makes what holds an answer to its budget of reasoning, and ends it at `stop`. A grammar says itself what may be
     written."""
     n, (begin, mark) = _budget(service, body), chat.form.reasoning
     if n < 0 and not body.reasoning_control:
-        return ()
+        return tuple
     if not chat.form.ends_reasoning or params.grammar is not None or params.json_schema is not None:
-        return ()
-    said = body.reasoning_budget_message
-    end = (service.options.reasoning_budget_message if said is None else said) + mark
-    return (ReasoningBudget(chat.model.vocab, len(chat.ids), n, "" if chat.thinking else begin, mark, end, stop),)
+        return tuple
+    said, vocab = body.reasoning_budget_message, chat.model.vocab
+    text = (service.options.reasoning_budget_message if said is None else said) + mark
+    end = vocab.tokenize(text, False, True, continued=True)  # once: there may be thousands of answers
+    begin = "" if chat.thinking else begin
+    return lambda: (ReasoningBudget(vocab, len(chat.ids), n, begin, mark, end, stop),)
 
 
 @dataclass(frozen=True)
@@ -266,7 +267,7 @@ async def begin_chat(service: Service, body: ChatBody) -> tuple[Answering, list[
         if body.top_logprobs is not None and not body.logprobs:
             raise HTTPError(400, "top_logprobs requires logprobs to be set to true")
         n_probs = (body.top_logprobs or 0) if body.logprobs else None
-        processors = partial(_processors, service, body, chat, params, stop)
+        processors = _processors(service, body, chat, params, stop)
         return _Begun(
             chat, service.generations(body, [chat.ids], params, n_probs, processors=processors, media=[chat.media])
         )

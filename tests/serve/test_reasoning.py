@@ -131,7 +131,7 @@ def test_a_budget_counts_what_the_model_begins_itself(tales: gg.Model) -> None:
     def forced(said: str, n: int) -> list[int]:
         """The tokens that a reply, which begins with `said`, must go on with."""
         ids = [1, 1, *vocab.tokenize(said, False, True, continued=True)]
-        budget, found = ReasoningBudget(vocab, 2, n, "<think>", "</think>", "</think>"), []
+        budget, found = ReasoningBudget(vocab, 2, n, "<think>", "</think>", end), []
         for i in range(2, len(ids)):
             assert budget(np.array(ids[:i]), logits) is logits
         while np.isneginf(only := budget(np.array(ids), logits)).any():
@@ -141,3 +141,18 @@ def test_a_budget_counts_what_the_model_begins_itself(tales: gg.Model) -> None:
 
     assert forced("<think>", 0) == end
     assert forced("<think>a</think> so long a text", 20) == forced("a <think> b", 0) == forced("<think>a", 20) == []
+
+
+def test_a_message_is_tokenized_once(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2048 answers with a message of 16 MB would have taken an hour, and more memory than there is."""
+    texts, tokenize = list[str](), type(tales.vocab).tokenize
+
+    def noted(self: Any, text: Any, *args: Any, **options: Any) -> list[int]:
+        texts.append(text)
+        return tokenize(self, text, *args, **options)
+
+    monkeypatch.setattr(type(tales.vocab), "tokenize", noted)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "n": 5, "thinking_budget_tokens": 3}
+    with TestClient(create_app(tales, ServeOptions(n_ctx=2048, context={"n_threads": 1}))) as client:
+        r = client.post("/v1/chat/completions", json={**body, "reasoning_budget_message": "Enough."})
+    assert r.status_code == 200 and sum(text == "Enough.</think>" for text in texts) == 1, r.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Event
 
 import numpy as np
@@ -20,16 +21,23 @@ class ReasoningBudget:
     n         tokens that the model may reason for; -1: any number
     begin     the text that begins reasoning; "" when the prompt has begun it
     mark      the text that ends reasoning; a model that writes it by itself is left alone
-    end       what is written when the budget is spent: a message, if there is one, and `mark`
+    end       the tokens that are written when the budget is spent: of a message, if there is one, and of `mark`
     stop      ends the reasoning, from any thread
     """
 
     def __init__(
-        self, vocab: Vocab, n_prompt: int, n: int, begin: str, mark: str, end: str, stop: Event | None = None
+        self,
+        vocab: Vocab,
+        n_prompt: int,
+        n: int,
+        begin: str,
+        mark: str,
+        end: Sequence[int],
+        stop: Event | None = None,
     ) -> None:
         self.stop = stop or Event()
         self._vocab, self._at, self._n, self._begin, self._mark = vocab, n_prompt, n, begin, mark
-        self._end = vocab.tokenize(end, False, True, continued=True)
+        self._end = end
         self._text, self._n_thought = b"", 0
         self._forced: int | None = None  # how many tokens of `end` were forced
         self._over = False
