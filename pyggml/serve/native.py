@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from math import exp
 from typing import Any, cast
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -115,7 +116,7 @@ async def _answered(
 async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:
     async for i, token in answering:
         answers[i].take(token)
-    whole = [a.last() for a in answers]
+    whole = await run_in_threadpool(lambda: [a.last() for a in answers])  # each spells its prompt
     return whole if len(whole) > 1 else whole[0]
 
 

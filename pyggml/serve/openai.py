@@ -74,9 +74,9 @@ async def completions(request: Request) -> Response:
     """POST /v1/completions."""
     service = service_of(request)
     body = await service.read(request, CompletionBody.model_validate)
-    answering = await service.begun(body, lambda: _completions(service, body))
-    id, echo, generations = new_id("cmpl"), bool(body.echo), answering.generations
-    texts = _texts(body.prompt, generations)
+    id, echo = new_id("cmpl"), bool(body.echo)
+    generations, texts = await service.prepared(lambda: _completions(service, body))
+    answering = service.submit(body, generations)
     answers = [
         CompletionAnswer(g, service.name, text, echo, body.suffix, i, id)
         for i, (g, text) in enumerate(zip(generations, texts, strict=True))
@@ -88,7 +88,8 @@ async def completions(request: Request) -> Response:
     return Json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
 
 
-def _completions(service: Service, body: CompletionBody) -> list[Generation]:
+def _completions(service: Service, body: CompletionBody) -> tuple[list[Generation], list[str]]:
+    """The generations that a request asks for, and the prompt of each as text."""
     model = service.model
     if body.logprobs is not None:
         whole("logprobs", body.logprobs, 0, error=SamplerError)
@@ -97,15 +98,16 @@ def _completions(service: Service, body: CompletionBody) -> list[Generation]:
         given = cast("list[Any]", body.prompt if isinstance(body.prompt, list) else [body.prompt])
         prompts = [model.vocab.infill_ids(p if isinstance(p, str) else "", body.suffix) for p in given]
     kind = kind_of(model, bool(body.echo), body.logprobs)
-    return service.generations(body, prompts, service.params(body), body.logprobs, kind)
+    generations = service.generations(body, prompts, service.params(body), body.logprobs, kind)
+    n = len(generations) // len(prompts)
+    return generations, [text for text in _texts(body.prompt, generations[::n]) for _ in range(n)]
 
 
 def _texts(given: Any, generations: Sequence[Generation]) -> list[str]:
     """The prompt of each generation as text: as it was given, or what its tokens spell."""
     several = cast("list[Any]", given if isinstance(given, list) else [given])
     if all(isinstance(text, str) for text in several):
-        n = len(generations) // len(several)
-        return [text for text in several for _ in range(n)]
+        return several
     return [g.ctx.model.detokenize(g.source or g.prompt, True) for g in generations]
 
 

@@ -176,6 +176,24 @@ def test_options_that_each_answer_has(client: TestClient, monkeypatch: pytest.Mo
     assert r.status_code == 400 and ("at most 256" in r.text or "30000 characters together" in r.text), r.text
 
 
+@pytest.mark.parametrize("path", [COMPLETION, "/v1/completions"])
+def test_prompts_are_spelled_beside_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A thousand tokens for each of 2048 answers took seven seconds, in which nobody else was heard."""
+    spell, texts, loops = gg.Model.detokenize, list[str](), list[asyncio.AbstractEventLoop]()
+
+    def noted(*args: Any, **options: Any) -> str:
+        with suppress(RuntimeError):  # there is none
+            loops.append(asyncio.get_running_loop())
+        texts.append(spell(*args, **options))
+        return texts[-1]
+
+    monkeypatch.setattr(gg.Model, "detokenize", noted)
+    r = client.post(path, json={"prompt": [5] * 10, "n": 9, "max_tokens": 1})
+    assert r.status_code == 200 and texts and not loops, r.text
+
+
 def test_pieces_of_many_tokens(client: TestClient) -> None:
     """An object for each token would take 300 bytes."""
     text = "á1" * 50_000
