@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -267,7 +268,7 @@ async def _on_gone(request: Request, e: Exception) -> Response:
 
 
 async def _on_fault(request: Request, e: Exception) -> Response:
-    return error_response(of_request(e))
+    return await _on_error(request, of_request(e))
 
 
 _ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
@@ -275,5 +276,7 @@ _ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     HTTPException: _on_route,
     ClientDisconnect: _on_gone,
     ClosedError: _on_fault,
+    RecursionError: _on_fault,  # here and below for what is found outside of `Service.read` and `prepared`:
+    ValidationError: _on_fault,  # without a name of its own here, an exception is logged as a fault of the server
     Exception: _on_fault,
 }

@@ -33,6 +33,9 @@ from pyggml.serve.http import dumps
 from pyggml.serve.schemas import Body
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
+_TOOL = {"type": "function", "function": {"name": "f"}}
+_DEEP = b'{"tool_choice": "none", "tools": [{"type": "function", "name": "f", "parameters": {"a": '
+_DEEP += b"[" * 900 + b"1e400" + b"]" * 900 + b'}}], "input": "x", "max_output_tokens": 1}'
 _EDIT = {"node": "l_out-0", "tokens": [10**30]}
 
 
@@ -82,6 +85,16 @@ _EDIT = {"node": "l_out-0", "tokens": [10**30]}
         (CHAT, {"messages": [], "tool_choice": "required"}, 400, "needs tools"),
         (CHAT, {"messages": [], "tools": [{"type": "function"}]}, 400, "tools[0]"),
         (CHAT, {"messages": [], "response_format": {"type": "poem"}}, 400, "poem"),
+        (CHAT, {"messages": [], "tools": [_TOOL], "tool_choice": {"function": {"name": []}}}, 400, "no tool []"),
+        (CHAT, {"messages": [], "tools": [_TOOL], "tool_choice": {"function": "x"}}, 400, "no tool None"),
+        (CHAT, {"messages": [], "chat_template_kwargs": {"add_generation_prompt": 1}}, 400, "without add_generation"),
+        ("/v1/messages", {"messages": [], "max_tokens": 1, "thinking": {"budget_tokens": "x"}}, 400, "valid integer"),
+        (
+            "/v1/responses",
+            _DEEP,
+            400,
+            "deep",
+        ),
         ("/tokenize", {"content": 3}, 400, "prompt must be text"),
         ("/detokenize", {"tokens": ["x"]}, 400, "tokens.0"),
         ("/detokenize", {"tokens": [99999]}, 400, "99999"),

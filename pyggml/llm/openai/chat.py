@@ -254,10 +254,11 @@ def _forced(choice: str | Mapping[str, Any] | None, schemas: Mapping[str, Schema
             raise ModelError("tool_choice 'required' needs tools")
         return schemas
     if isinstance(choice, Mapping):
-        name: Any = cast("Mapping[str, Any]", choice.get("function") or {}).get("name")
-        if name in schemas:
+        function: Any = choice.get("function")
+        name = cast("Mapping[str, Any]", function).get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str) and name in schemas:
             return {name: schemas[name]}
-        raise ModelError(f"tool_choice: there is no tool {name!r}; there are: {', '.join(schemas) or 'none'}")
+        raise ModelError(f"tool_choice: there is no tool {name!r:.60}; there are: {', '.join(schemas) or 'none'}")
     raise ModelError(f"tool_choice must be none, auto, required, or name a function, not {choice!r:.60}")
 
 

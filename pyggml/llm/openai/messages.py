@@ -29,7 +29,7 @@ def prompt_of(
     system message does."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"messages must be a list of dicts with role and content, not {messages!r:.60}")
-    own = {"messages", "vocab", "tools", "self"}
+    own = {"messages", "vocab", "tools", "self", "add_generation_prompt"}
     if not isinstance(variables, Mapping) or own & set(variables):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ModelError(f"chat_template_kwargs must be a dict without {', '.join(sorted(own))}")
     calls = any(m.get("tool_calls") for m in messages)
