@@ -56,6 +56,7 @@ REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`,
 RESPONSE_FIELDS = 1 << 8  # members that `response_fields` asks for
 MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a form with a sound
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)
+BATCH_ABOUT = 1 << 14  # bytes of what lists show of each file and batch: a purpose, metadata
 BODIES_BYTES = 1 << 29  # of the bodies of all requests together that have not come whole
 ACTIVATION_TOKENS = 1 << 10  # length of a prompt whose nodes are asked for
 ACTIVATION_BYTES = 1 << 28  # size of what its nodes give

@@ -148,13 +148,15 @@ class Batches:
             raise HTTPError(400, f"endpoint: one of {', '.join(ENDPOINTS)}, not {endpoint!r:.60}")
         if not isinstance(source, str) or not _ID.fullmatch(source) or not self._data(source).is_file():
             raise HTTPError(400, f"input_file_id: there is no file {source!r:.60}")
+        about = {"completion_window": asked.get("completion_window", "24h"), "metadata": asked.get("metadata")}
+        if len(await run_in_threadpool(dumps, about)) > (most := limits.BATCH_ABOUT):
+            raise HTTPError(400, f"completion_window and metadata: more than {most} bytes, which all lists show")
         batch: Object = {
             "id": new_id("batch"),
             "object": "batch",
             "endpoint": endpoint,
             "input_file_id": source,
-            "completion_window": asked.get("completion_window", "24h"),
-            "metadata": asked.get("metadata"),
+            **about,
             "created_at": now(),
             "errors": None,
             "output_file_id": None,
@@ -243,14 +245,15 @@ class Batches:
                 await asyncio.sleep(1)  # the queue is full: clients go first
             response = {"status_code": code, "request_id": new_id("req"), "body": body}
             answer = {"id": new_id("batch_req"), "custom_id": line["custom_id"], "response": response, "error": None}
+            text = await run_in_threadpool(dumps, answer)
             path = self._data(batch["output_file_id" if code == 200 else "error_file_id"])
             with open(path, "ab", 0) as f:
-                append(f.fileno(), dumps(answer) + b"\n", path)
+                append(f.fileno(), text + b"\n", path)
             batch["request_counts"]["completed" if code == 200 else "failed"] += 1
 
     async def _asked(self, path: str, body: Object) -> tuple[int, Any]:
         """The status and the body of what the application answers."""
-        left, parts, status = [dumps(body)], list[bytes](), [500]
+        left, parts, status = list[bytes](), list[bytes](), [500]
         waits = asyncio.Event()  # for ever: the client does not leave
 
         async def receive() -> Message:
@@ -265,10 +268,11 @@ class Batches:
         scope = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "query_string": b""}
         scope |= {"path": path, "raw_path": path.encode(), "root_path": "", "headers": [], "server": ("batch", 80)}
         try:
+            left.append(await run_in_threadpool(dumps, body))
             await self._app(scope, receive, send)
         except Exception as e:  # an error that nobody thought of ends its request alone
             return 500, {"error": {"code": 500, "message": type(e).__name__, "type": "server_error"}}
-        return status[0], json.loads(b"".join(parts))
+        return status[0], await run_in_threadpool(json.loads, b"".join(parts))
 
     def _left(self, batch: Object) -> array[int]:
         """The places in the file of the requests that have no answer yet. What a kill left of a line is taken away."""
@@ -372,6 +376,8 @@ def _form(kind: str, body: bytes) -> tuple[str, str, bytes]:
     parts = read_form(kind, body)
     if "file" not in parts or "purpose" not in parts:
         raise HTTPError(400, "a form with a file and its purpose is wanted")
+    if len(parts["purpose"].data) > (most := limits.BATCH_ABOUT):
+        raise HTTPError(400, f"purpose: more than {most} bytes, which all lists of files show")
     file = parts["file"]
     return file.filename or "file", parts["purpose"].data.decode("utf-8", "replace"), file.data
 

@@ -245,6 +245,29 @@ def test_a_line_that_is_too_long(client: TestClient, monkeypatch: pytest.MonkeyP
     assert wrong["line"] == 4 and wrong["message"] == "the line is longer than 500 bytes"
 
 
+def test_what_lists_show_is_short(client: TestClient) -> None:
+    """A purpose of 256 MB, and metadata of 16 MB, were in each list, which others waited for."""
+    r = client.post("/v1/files", files={"file": ("a.jsonl", b"")}, data={"purpose": "x" * 20_000})
+    assert r.status_code == 400 and "purpose: more than 16384 bytes" in r.text
+    body = {"input_file_id": upload(client, requests(1)), "endpoint": URL}
+    for long in ({"metadata": {"a": "x" * 20_000}}, {"completion_window": [10**4000] * 5}):
+        r = client.post("/v1/batches", json={**body, **long})
+        assert r.status_code == 400 and "metadata: more than 16384 bytes" in r.text
+    r = client.post("/v1/batches", json={**body, "metadata": {"a": "x" * 10_000}})
+    assert r.status_code == 200 and ended(client, r.json()["id"])["status"] == "completed"
+
+
+def test_a_line_that_is_nested_deep_fails_alone(client: TestClient) -> None:
+    """It is read, but not written: numbers that are not finite are looked for level by level."""
+    deep = (
+        requests(1, user=0)
+        .replace(b"r0", b"r9")
+        .replace(b'"user": 0', b'"user": ' + b"[" * 900 + b"1e400" + b"]" * 900)
+    )
+    batch = ended(client, begun(client, requests(2) + deep)["id"])
+    assert batch["status"] == "completed" and batch["request_counts"] == {"total": 3, "completed": 2, "failed": 1}
+
+
 def test_cancelled(client: TestClient) -> None:
     batch = begun(client, requests(40, max_tokens=60, ignore_eos=True))
     got = client.post(f"/v1/batches/{batch['id']}/cancel").json()
