@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -25,10 +25,11 @@ from starlette.testclient import TestClient
 import pyggml as gg
 from pyggml import limits
 from pyggml.errors import Aborted, ModelError
-from pyggml.llm.generate.generation import TextRequest
+from pyggml.llm.generate.engine import Token
+from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.samplers import TextParams
 from pyggml.serve import ServeOptions, create_app
-from pyggml.serve.engine_thread import EngineThread
+from pyggml.serve.engine_thread import Answering, EngineThread
 from pyggml.serve.http import dumps
 from pyggml.serve.schemas import Body
 
@@ -292,6 +293,28 @@ def test_numbers_that_json_lacks() -> None:
     """They are null, as llama-server's, not NaN, which no strict reader takes."""
     value = {"embedding": [math.nan, 1.5], "top": [{"logprob": -math.inf}], "ids": (1, True, None)}
     assert dumps(value) == b'{"embedding":[null,1.5],"top":[{"logprob":null}],"ids":[1,true,null]}'
+
+
+def test_log_probabilities_hold_up_nobody() -> None:
+    """Those of all tokens that were there were written in one turn: 18 MB of them took ten seconds."""
+    token, turns = Token("x", 5, top=((5, -1.0),)), list[int]()
+
+    async def read() -> None:
+        answering = Answering([cast(Generation, None)], EngineThread(None, 0))
+        answering.take([(0, token)] * 50)
+        answering.take([(0, None)])
+        other = asyncio.ensure_future(count())
+        async for _ in answering:
+            pass
+        other.cancel()
+
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    asyncio.run(read())
+    assert len(turns) >= 49
 
 
 def test_many_log_probabilities(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
