@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, create_model, field_validator
 from pydantic_core import CoreSchema
 
+from pyggml import limits
 from pyggml.errors import SamplerError
 from pyggml.llm.samplers import TextOptions, TextParams, our_names, with_options
 from pyggml.llm.samplers.params import OPTIONS
@@ -96,11 +97,15 @@ def _biases(given: Any, vocab: Vocab) -> dict[int, Any]:
     """{token: bias}, from an object or a list of pairs; a text that is no number stands for all its tokens."""
     pairs: list[Any] = list(cast("Mapping[str, Any]", given).items()) if isinstance(given, Mapping) else list(given)
     found: dict[int, Any] = {}
+    n_texts = 0
     for pair in pairs:
         if len(pair) != 2 or not isinstance(pair[0], (int, str)):
             raise SamplerError(f"logit_bias: a token and its bias are [token, bias], not {pair!r:.60}")
         token, bias = pair
         if isinstance(token, str) and not token.isdecimal():
+            n_texts += 1
+            if n_texts > limits.BIASED_TEXTS:
+                raise SamplerError(f"logit_bias: more than limits.BIASED_TEXTS = {limits.BIASED_TEXTS} texts")
             found.update(dict.fromkeys(vocab.tokenize(token, False), bias))
         elif isinstance(token, str) and len(token) > 10:
             raise SamplerError(f"logit_bias: there is no token {token:.60}")

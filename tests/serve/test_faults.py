@@ -74,6 +74,7 @@ _EDIT = {"node": "l_out-0", "tokens": [10**30]}
         (COMPLETION, {"prompt": "x", "logit_bias": [[1]]}, 400, "logit_bias"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"99999": 1}}, 400, "99999"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"9" * 5000: 1}}, 400, "there is no token 999"),
+        (COMPLETION, {"prompt": "x", "n_predict": 1, "logit_bias": [["a", 1]] * 5000}, 400, "BIASED_TEXTS = 4096"),
         (COMPLETION, {"prompt": "x", "stop": [""]}, 400, "stop string"),
         (COMPLETION, {"prompt": "x", "n_probs": -1}, 400, "n_probs"),
         (COMPLETION, {"prompt": "x", "n_cmpl": 0}, 400, "n must be"),
