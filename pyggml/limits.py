@@ -64,6 +64,7 @@ ACTIVATION_BYTES = 1 << 28  # size of what its nodes give
 ACTIVATION_NAMES = 1 << 8  # names and patterns of nodes in one request, and edits; and the characters of each
 ACTIVATION_EDITED = 1 << 32  # bytes of nodes that the edits of a request change
 CONNECTIONS = 1 << 10  # at once; fewer when fewer files may be open (ulimit -n)
+HEADERS = 1 << 8  # of a request
 HEADER_SECONDS = 30  # in which the headers of a request must have come ...
 BODY_SECONDS = 30  # ... and its body, with a second more ...
 BODY_RATE = 1 << 12  # ... for each so many bytes of it that have come

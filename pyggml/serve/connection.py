@@ -31,9 +31,10 @@ _HEAD = 1 << 16  # bytes of a request's head
 
 
 class _Wire(h11.Connection):
-    """h11's reading of requests, which refuses three kinds besides. A length and chunks at once: a proxy in front may
-    end the request elsewhere, and take what follows for another client's. HTTP versions other than 1.x. And bodies of
-    very many chunks of a few bytes, each of which costs as much as a long one."""
+    """h11's reading of requests, which refuses four kinds besides. A length and chunks at once: a proxy in front may
+    end the request elsewhere, and take what follows for another client's. HTTP versions other than 1.x. Very many
+    headers, which are looked through again and again. And bodies of very many chunks of a few bytes, each of which
+    costs as much as a long one."""
 
     method = b""  # of the last request
     n_chunks = n_bytes = 0  # of its body so far
@@ -45,6 +46,8 @@ class _Wire(h11.Connection):
             self.method, self.n_chunks, self.n_bytes = event.method, 0, 0
             if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
                 raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding")
+            if len(event.headers) > limits.HEADERS:
+                raise h11.RemoteProtocolError(f"more than {limits.HEADERS} headers", error_status_hint=431)
             if not event.http_version.startswith(b"1."):
                 version = event.http_version.decode("ascii")
                 raise h11.RemoteProtocolError(f"version {version} instead of 1.1", error_status_hint=505)

@@ -197,6 +197,14 @@ def test_heads_that_a_proxy_may_read_otherwise(tales: gg.Model) -> None:
                 assert got.startswith(b"HTTP/1.1 " + code) and (got.endswith(b"\r\n\r\n") or b"PRI" in data), got
 
 
+def test_many_headers(tales: gg.Model) -> None:
+    with listening(tales, n_parallel=1) as server:
+        for n, code in ((300, b"431"), (200, b"200")):
+            with server.connect() as s:
+                s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * n + b"\r\n")
+                assert s.recv(1 << 16).split()[1] == code
+
+
 def test_chunks_of_a_byte(tales: gg.Model) -> None:
     """Each costs as much as a long one: 16 MB of them would take minutes, in which nobody else is heard."""
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
