@@ -34,7 +34,8 @@ _SMALL = 64  # a text of up to this length is not counted by itself: `step` has 
 _OFTEN = 1 << 16  # steps or bytes after which the clock is looked at again
 _NOTHING: dict[str, Any] = {}
 _CONTAINERS: tuple[type[Any], ...] = cast(
-    Any, (list, tuple, dict, set, Namespace, type(_NOTHING.keys()), type(_NOTHING.values()), type(_NOTHING.items()))
+    Any,
+    (list, tuple, dict, set, range, Namespace, type(_NOTHING.keys()), type(_NOTHING.values()), type(_NOTHING.items())),
 )
 _SIMPLE = frozenset((bool, int, float, type(None)))
 _METHOD_TYPES = (BuiltinMethodType, MethodType, type)
@@ -266,7 +267,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if len(value) > _SMALL:
                 self.step(0, value.__sizeof__())
         elif isinstance(value, _CONTAINERS):
-            if not isinstance(value, (Namespace, *_GIVEN)):
+            if not isinstance(value, (Namespace, range, *_GIVEN)):
                 self.step(0, _ITEM * len(value))
         elif hasattr(value, "__next__") and hasattr(value, "__iter__"):
             return self._counted(value)
@@ -387,6 +388,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                         continue
                     if counting:
                         self.step(32 + (0 if isinstance(item, Namespace) else len(item)))
+                    if kind is range:
+                        n_nodes += len(cast("range", item))
+                        continue
                     walks.append(_items(item))
                     break
             else:

@@ -100,6 +100,7 @@ def test_the_template_for_tools(vocab: Vocab) -> None:
 
 
 GROWN = "{% set s = namespace(x='abcdefgh') %}{% for i in range(17) %}{% set s.x = s.x + s.x %}{% endfor %}"  # 1 MB
+RANGES = ("| sum", "| max", "| min", ".count('a')", ".index(99998.0)", "| unique | first")
 NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = (n.l, n.l) %}{% endfor %}"
 
 
@@ -138,6 +139,8 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         NESTED + "{{ {}.get(n.l) }}", NESTED + "{{ {}[n.l].x }}", NESTED + "{{ [n.l] | unique | list }}", NESTED + "{{ n.l is lower }}",
         NESTED + "{{ raise_exception(n.l) }}", NESTED + "{{ '{!r}'.format(n.l) }}", NESTED + "{{ '%s' % (n.l,) }}",
         NESTED + NESTED.replace("n.", "m.").replace("n =", "m =") + "{{ n.l == m.l }}",
+        *(f"{{% for i in range(99999) %}}{{{{ range(99999) {rest} }}}}{{% endfor %}}" for rest in RANGES),
+        "{% for i in range(99999) %}{{ 'a' in range(99999) }}{% endfor %}",
     ],
 )  # fmt: skip
 def test_a_template_goes_no_further_than_the_limits(vocab: Vocab, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
