@@ -454,6 +454,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _check_search(self, value: Any, *_: Any, **__: Any) -> None:
         self.weighed(value)
 
+    def _check_each(self, value: Any, *_: Any, **__: Any) -> None:
+        """Items may be looked at and left out. Those of an iterator are counted while it is read."""
+        self.step(_len(value))
+
     def _check_parts(self, value: Any, *_: Any, **__: Any) -> None:
         self.fits(_ITEM * _len(value))
 
@@ -522,6 +526,7 @@ _FILTERS = _table(
     escape="e escape forceescape urlencode xmlattr",
     slow="pprint striptags urlize wordwrap",
     batch="batch",
+    each="reject rejectattr select selectattr",
     format="format",
     join="join",
     replace="replace",

@@ -100,7 +100,8 @@ def test_the_template_for_tools(vocab: Vocab) -> None:
 
 
 GROWN = "{% set s = namespace(x='abcdefgh') %}{% for i in range(17) %}{% set s.x = s.x + s.x %}{% endfor %}"  # 1 MB
-RANGES = ("| sum", "| max", "| min", ".count('a')", ".index(99998.0)", "| unique | first")
+RANGES = ("| sum", "| max", "| min", ".count('a')", ".index(99998.0)", "| unique | first",
+          "| select('string') | first", "| selectattr('a') | first", "| reject('number') | first", "| rejectattr('a', 'undefined') | first")  # fmt: skip
 NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = (n.l, n.l) %}{% endfor %}"
 
 
