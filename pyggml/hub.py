@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _REPO = re.compile(r"(?:hf:(?://)?)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::([\w.-]+))?")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _QUANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q8_0")  # which file of a repository is taken first
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _FOLDER = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]  # what a folder's loader may read
 _BLOCK = 1 << 20
 
@@ -279,7 +280,8 @@ def _of_url(url: str) -> str:
 
 def _fetch(url: str, path: Path) -> None:
     """Download a file. What was broken off goes on, unless the file has changed since. Raises ModelError when the site
-    refuses, when less came than it said, when it does not speak HTTP, and while another process downloads the file."""
+    refuses, when less came than it said, or another part than was asked for, when it does not speak HTTP, and while
+    another process downloads the file."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen  # which load OpenSSL
@@ -293,13 +295,18 @@ def _fetch(url: str, path: Path) -> None:
             begun = os.fstat(f.fileno()).st_size if mark.exists() else 0
             headers = {"Range": f"bytes={begun}-", "If-Range": mark.read_text()} if begun else {}
             with urlopen(Request(url, headers=headers), timeout=60) as answer:
-                goes_on = begun > 0 and answer.status == 206
+                goes_on = answer.status == 206
+                sent = _RANGE.fullmatch(answer.headers.get("Content-Range") or "") if goes_on else None
+                if goes_on and (sent is None or int(sent[1]) != begun):
+                    mark.unlink(missing_ok=True)
+                    raise ModelError(f"{url}: another part came than was asked for: try again, it begins anew")
                 etag = cast("str | None", answer.headers.get("ETag"))
                 said = answer.headers.get("Content-Length")
-                length = None if said is None else int(said)
+                wanted = None if said is None else int(said) + (begun if goes_on else 0)
+                if sent is not None and sent[2] != "*":
+                    wanted = int(sent[2])
                 mark.write_text(etag) if etag is not None else mark.unlink(missing_ok=True)
-                if not goes_on:
-                    f.truncate(0)
+                f.truncate(begun if goes_on else 0)
                 while block := answer.read(_BLOCK):
                     f.write(block)
             f.flush()
@@ -310,7 +317,6 @@ def _fetch(url: str, path: Path) -> None:
         raise ModelError(f"{url}: {e.code} {e.reason}") from None
     except (HTTPException, ValueError) as e:  # ValueError: a place to go on at that is no URL, or a length that is none
         raise ModelError(f"{url}: is no file that can be had: {type(e).__name__}: {e}") from None
-    wanted = None if length is None else length + (begun if goes_on else 0)
     if wanted is not None and size != wanted:
         raise ModelError(f"{url}: {size} of {wanted} bytes came: try again, it goes on from there")
     part.replace(path)

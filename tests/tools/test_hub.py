@@ -32,7 +32,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 class Server(ThreadingHTTPServer):
     """Repositories of files. `asked` are the requests; a file in `damaged` comes with other bytes; after `stop_after`
-    bytes a download is broken off once; `gated` repositories are refused."""
+    bytes a download is broken off once; `sent` is the part that comes, whatever was asked for; `gated` repositories are
+    refused."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -40,6 +41,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.damaged: set[str] = set()
         self.stop_after: int | None = None
+        self.sent: slice | None = None
         self.gated: set[str] = set()
 
     @property
@@ -78,6 +80,10 @@ class Handler(BaseHTTPRequestHandler):
         if name in self.server.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         first = int(self.headers["Range"].removeprefix("bytes=").partition("-")[0]) if "Range" in self.headers else 0
+        if self.server.sent is not None:
+            a, b, _ = self.server.sent.indices(len(data))
+            headers["Content-Range"] = f"bytes {a}-{b - 1}/{len(data)}"
+            return self.send(206, data[a:b], headers, body)
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
         if body and self.server.stop_after is not None:
@@ -235,6 +241,24 @@ def test_urls(server: Server, model_bytes: bytes, tmp_path: Path) -> None:
     assert path.is_relative_to(tmp_path / "pyggml") and find_model(url) == str(path)
     with pytest.raises(ModelError, match="404"):
         find_model(f"{url}x")
+
+
+def test_another_part_than_was_asked_for(server: Server, model_bytes: bytes) -> None:
+    """It was put behind what was there already, and the file was taken for whole."""
+    server.repos["a/b"] = {"m.gguf": model_bytes}
+    url = f"http://localhost:{server.server_port}/a/b/x/y/m.gguf"
+    server.stop_after = 1000
+    with pytest.raises(ModelError, match="1000 of"):
+        find_model(url)
+    for sent in (slice(900, None), slice(5, None)):  # where 1000 and 0 were asked for
+        server.sent = sent
+        with pytest.raises(ModelError, match="another part came than was asked for"):
+            find_model(url)
+    server.sent = slice(0, 2000)  # less than was asked for
+    with pytest.raises(ModelError, match=f"2000 of {len(model_bytes)} bytes came"):
+        find_model(url)
+    server.sent = None
+    assert Path(find_model(url)).read_bytes() == model_bytes
 
 
 @pytest.mark.parametrize(
