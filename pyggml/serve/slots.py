@@ -222,7 +222,7 @@ def _hold(service: Service, seq: int, tokens: list[int]) -> None:
 
 def _adapters(loras: Sequence[Scaled] | None) -> list[tuple[str, float]]:
     """What a file of a slot says of the adapters of its text."""
-    return [(os.path.basename(lora.path), scale) for lora, scale in loras or () if scale]
+    return [(lora.digest, scale) for lora, scale in loras or () if scale]
 
 
 def _not_running(service: Service, tokens: list[int]) -> Generation:

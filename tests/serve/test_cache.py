@@ -224,6 +224,12 @@ def test_a_saved_slot_is_restored_for_its_own_adapters_alone(tiny: Path, tmp_pat
         assert ask(c, prompt, return_tokens=True)["tokens"] == alone
         assert c.post("/lora-adapters", json=plain).status_code == 200
         assert act("restore", "own") == 400 and act("restore", "other") == 200 and cached(c, prompt) > 20
+    write_lora(tmp_path / "a.gguf", halves(model, [n for n, t in model.weights.items() if t.rank > 1], seed=2))
+    model.adapt([(model.load_lora(tmp_path / "a.gguf"), 1.0)])
+    with TestClient(create_app(model, options)) as c:  # another adapter in a file of the same name
+        assert c.post("/slots/0?action=restore", json={"filename": "own"}).status_code == 400
+        assert c.post("/lora-adapters", json=plain).status_code == 200
+        assert c.post("/slots/0?action=restore", json={"filename": "other"}).status_code == 200
 
 
 def test_context_shift(tales: gg.Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -59,6 +60,19 @@ class Lora:
     def __init__(self, path: str, arch: str, pairs: Mapping[str, Pair]) -> None:
         self.path, self.arch, self.pairs = path, arch, pairs
         self._fits: WeakSet[Adaptable] = WeakSet()
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all that the adapter does to a model: its weights' names, their matrices and factors."""
+        from hashlib import sha256  # which loads OpenSSL
+
+        h = sha256()
+        for name, pair in sorted(self.pairs.items()):
+            h.update(f"{name} {pair.factor!r}\n".encode())
+            for t in (pair.a, pair.b, pair.magnitude):
+                if t is not None:
+                    h.update(f"{t.dtype.name} {t.ne}\n".encode() + t.tobytes())
+        return h.hexdigest()
 
     def __repr__(self) -> str:
         ranks = sorted({p.rank for p in self.pairs.values()})

@@ -121,8 +121,8 @@ def load_state_bytes(ctx: Stateful, data: bytes) -> list[int]:
 def save_seq(
     ctx: Stateful, path: Path, seq: int, tokens: Sequence[int] = (), adapters: Sequence[tuple[str, float]] = ()
 ) -> None:
-    """Write the cells of one sequence to a file, and `tokens` with them. `adapters`: names and scales of those that
-    they were evaluated with, which must be the same when the file is loaded. Errors: see `save_state`."""
+    """Write the cells of one sequence to a file, and `tokens` with them. `adapters`: digests and scales of those
+    that they were evaluated with, which must be the same when the file is loaded. Errors: see `save_state`."""
     state_file.write(path, _pack(ctx, seq, tokens, adapters=adapters))
 
 
