@@ -113,6 +113,8 @@ def load_lora_gguf(path: str | os.PathLike[str]) -> Lora:
     alpha = file.kv.get("adapter.lora.alpha", 0.0)
     if not isinstance(arch, str) or isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
         raise ModelError(f"{file.path}: general.architecture must be a string, adapter.lora.alpha a number")
+    if not abs(alpha) <= MAX_SCALE:
+        raise ModelError(f"{file.path}: adapter.lora.alpha is {alpha:g}, not from -{MAX_SCALE:g} to {MAX_SCALE:g}")
     return Lora(file.path, arch, pairs_of(file.path, bind(file), alpha))
 
 

@@ -260,6 +260,8 @@ def damaged(made: Arrays, drop: str = "", **new: Any) -> Arrays:
         ({}, {"general_type": None}, "general.type is None"),
         ({}, {"adapter_type": "ia3"}, "adapter.type is 'ia3'"),
         ({}, {"adapter_lora_alpha": "8"}, "adapter.lora.alpha a number"),
+        ({}, {"adapter_lora_alpha": float("nan")}, "adapter.lora.alpha is nan, not from"),
+        ({}, {"adapter_lora_alpha": float("-inf")}, "adapter.lora.alpha is -inf, not from"),
         ({"drop": f"{Q}.lora_b"}, {}, r"blk.0.attn_q.weight.lora_a.*no other half.*attn_q.weight.lora_b"),
         ({"blk__9__attn_q__weight__lora_a": (4, 32), "blk__9__attn_q__weight__lora_b": (32, 4)}, {}, "blk.9.attn_q"),
         ({"blk__0__attn_q__weight__lora_a": (4, 31)}, {}, r"attn_q.weight: F32 ne \[32.*lora_a: F32 ne \[31, 4"),
