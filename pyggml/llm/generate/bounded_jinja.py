@@ -334,9 +334,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(__obj, _METHOD_TYPES):
             args = tuple([a if type(a) in _SIMPLE or type(a) is str else self._whole(a) for a in args])
             named = {k: v for k, v in kwargs.items() if k[0] != "_"} if kwargs else kwargs  # others are Jinja's own
-            check = _METHODS.get(getattr(__obj, "__name__", ""))
+            check, owner = _METHODS.get(getattr(__obj, "__name__", "")), getattr(__obj, "__self__", None)
+            if isinstance(owner, (str, bytes)):
+                self.weighed(owner)
             if check is not None:
-                getattr(self, check)(getattr(__obj, "__self__", None), *args, **named)
+                getattr(self, check)(owner, *args, **named)
             if type(__obj) is BuiltinMethodType:
                 return self.made(__obj(*args, **named))
         return self.made(super().call(__context, __obj, *args, **kwargs))
@@ -458,6 +460,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Items may be looked at and left out. Those of an iterator are counted while it is read."""
         self.step(_len(value))
 
+    def _check_backwards(self, text: Any, part: Any = "", *_: Any, **__: Any) -> None:
+        """Python compares `part` with the text at each place when it searches from the end."""
+        self.step(_len(text) * _len(part) >> 8)
+
+    def _check_rsplit(self, text: Any, sep: Any = "", *_: Any, **__: Any) -> None:
+        self._check_backwards(text, sep)
+        self._check_parts(text)
+
     def _check_parts(self, value: Any, *_: Any, **__: Any) -> None:
         self.fits(_ITEM * _len(value))
 
@@ -514,7 +524,9 @@ def _table(**names: str) -> dict[str, str]:
 # The results of methods, filters and tests without a check are at most a few times as large as their operands.
 _METHODS = _table(
     product="center expandtabs ljust rjust to_bytes translate zfill",
-    parts="rsplit split splitlines",
+    backwards="rfind rindex rpartition",
+    rsplit="rsplit",
+    parts="split splitlines",
     search="count index",
     slow="striptags",
     join="join",

@@ -140,6 +140,8 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         NESTED + "{{ {}.get(n.l) }}", NESTED + "{{ {}[n.l].x }}", NESTED + "{{ [n.l] | unique | list }}", NESTED + "{{ n.l is lower }}",
         NESTED + "{{ raise_exception(n.l) }}", NESTED + "{{ '{!r}'.format(n.l) }}", NESTED + "{{ '%s' % (n.l,) }}",
         NESTED + NESTED.replace("n.", "m.").replace("n =", "m =") + "{{ n.l == m.l }}",
+        *(GROWN + f"{{{{ s.x.{how}('h' * 1000 ~ 'a') }}}}" for how in ("rfind", "rpartition", "rsplit")),
+        *(GROWN + f"{{% for i in range(99999) if s.x.{how} %}}{{% endfor %}}" for how in ("find('zz')", "isdigit()", "endswith('zz')")),
         *(f"{{% for i in range(99999) %}}{{{{ range(99999) {rest} }}}}{{% endfor %}}" for rest in RANGES),
         "{% for i in range(99999) %}{{ 'a' in range(99999) }}{% endfor %}",
     ],
