@@ -32,6 +32,7 @@ from pyggml import limits
 _ITEM = 64  # bytes that an item of a list counts for, together with the object that it may hold
 _SMALL = 64  # a text of up to this length is not counted by itself: `step` has counted it with the body that makes it
 _OFTEN = 1 << 16  # steps or bytes after which the clock is looked at again
+_WIDE = 1 << 512  # from here on, integers are counted as texts are
 _NOTHING: dict[str, Any] = {}
 _CONTAINERS: tuple[type[Any], ...] = cast(
     Any,
@@ -183,6 +184,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = _Code
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+    intercepted_unops = frozenset("-")
 
     def __init__(self, filters: Mapping[str, Callable[..., Any]], extensions: Sequence[Any]) -> None:
         """`filters` are added to Jinja's."""
@@ -262,6 +264,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def made(self, value: Any) -> Any:
         """Count a value that was made. An iterator is counted while it is read."""
         if type(value) in _SIMPLE:
+            if type(value) is int and not -_WIDE < value < _WIDE:
+                self.step(value.bit_length() >> 9, value.__sizeof__())
             return value
         if isinstance(value, (str, bytes)):
             if len(value) > _SMALL:
@@ -290,6 +294,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(value, (str, bytes)):
             if len(value) > 256:
                 self.step(len(value) >> 6)
+        elif type(value) is int and not -_WIDE < value < _WIDE:
+            self.step(value.bit_length() >> 9)
         elif isinstance(value, _CONTAINERS) and type(value) not in _GIVEN:
             self._weight(value)
         return value
@@ -313,13 +319,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif hasattr(left, "__len__") and hasattr(right, "__len__"):
             self.fits(_ITEM * (len(left) + len(right)))
             return self.made(left + right)
-        return left + right
+        return self.made(left + right)
+
+    def call_unop(self, context: Context, operator: str, arg: Any) -> Any:
+        """`-arg`."""
+        return self.made(self.unop_table[operator](arg))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The other operators between two values."""
         if isinstance(left, int) and isinstance(right, int):
             self._count_bits(operator, left, right)
-            return self.binop_table[operator](left, right)
+            return self.made(self.binop_table[operator](left, right))
         if operator == "*":
             for one, n in cast("tuple[tuple[Any, Any], ...]", ((left, right), (right, left))):
                 if isinstance(n, int) and hasattr(one, "__len__"):
@@ -501,8 +511,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _check_format(self, form: Any, *args: Any, **kwargs: Any) -> None:
         self._check_percent(str(form), kwargs or args)
 
-    def _check_round(self, _: Any, precision: Any = 0, *__: Any, **___: Any) -> None:
-        self._count_bits("**", 10, abs(precision) if isinstance(precision, int) else 0)
+    def _check_round(self, value: Any, precision: Any = 0, *_: Any, **__: Any) -> None:
+        n = abs(precision) if isinstance(precision, int) else 0
+        self._count_bits("**", 10, n)
+        if isinstance(value, int):
+            self.step(value.bit_length() * 4 * n >> 12)
+
+    def _check_modulo(self, value: Any, num: Any, *_: Any, **__: Any) -> None:
+        if isinstance(value, int) and isinstance(num, int):
+            self._count_bits("%", value, num)
+        else:
+            self._check_percent(value, num)
 
     def _check_batch(self, _: Any, linecount: Any = 1, fill_with: Any = None) -> None:
         self.fits(_ITEM * linecount if isinstance(linecount, int) and fill_with is not None else 0)
@@ -550,7 +569,7 @@ _LOOKING = (
     "eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=", "in",
     "lower", "upper",
 )  # fmt: skip
-_TESTS = {**dict.fromkeys(_LOOKING), "divisibleby": "_check_percent"}  # divisibleby computes value % number
+_TESTS = {**dict.fromkeys(_LOOKING), "divisibleby": "_check_modulo"}  # divisibleby computes value % number
 # Filters that do not look into the values of a list, or look only as far as their result is read.
 _SHALLOW = frozenset(
     ("attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",

@@ -100,6 +100,7 @@ def test_the_template_for_tools(vocab: Vocab) -> None:
 
 
 GROWN = "{% set s = namespace(x='abcdefgh') %}{% for i in range(17) %}{% set s.x = s.x + s.x %}{% endfor %}"  # 1 MB
+WIDE = "{% set x = ('f' * 999999) | int(0, 16) %}"
 RANGES = ("| sum", "| max", "| min", ".count('a')", ".index(99998.0)", "| unique | first",
           "| select('string') | first", "| selectattr('a') | first", "| reject('number') | first", "| rejectattr('a', 'undefined') | first")  # fmt: skip
 NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = (n.l, n.l) %}{% endfor %}"
@@ -144,6 +145,10 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         *(GROWN + f"{{% for i in range(99999) if s.x.{how} %}}{{% endfor %}}" for how in ("find('zz')", "isdigit()", "endswith('zz')")),
         *(f"{{% for i in range(99999) %}}{{{{ range(99999) {rest} }}}}{{% endfor %}}" for rest in RANGES),
         "{% for i in range(99999) %}{{ 'a' in range(99999) }}{% endfor %}",
+        *(WIDE + f"{{% for i in range(999) %}}{{% if {what} %}}{{% endif %}}{{% endfor %}}" for what in (
+            "x + i", "x - i", "-x", "x // 2", "x | abs", "{x: 1}", "x == x", "x is divisibleby 7",
+        )),
+        WIDE + "{{ x is divisibleby(x // 2 ** 999) }}", WIDE + "{{ x | round(-9999) }}",
     ],
 )  # fmt: skip
 def test_a_template_goes_no_further_than_the_limits(vocab: Vocab, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
