@@ -470,6 +470,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Items may be looked at and left out. Those of an iterator are counted while it is read."""
         self.step(_len(value))
 
+    def _check_codec(self, text: Any, encoding: Any = "utf-8", errors: Any = "strict", *_: Any, **__: Any) -> None:
+        """An error may be written as the name of its character. Python's punycode looks at all of a text for each."""
+        self.fits(_len(text) * (4 if errors in ("strict", "ignore", "replace") else 100))
+        if isinstance(encoding, str) and re.sub("[^a-z]", "", encoding.lower()) in ("punycode", "idna"):
+            self.step(_len(text) ** 2)
+
     def _check_backwards(self, text: Any, part: Any = "", *_: Any, **__: Any) -> None:
         """Python compares `part` with the text at each place when it searches from the end."""
         self.step(_len(text) * _len(part) >> 8)
@@ -544,6 +550,7 @@ def _table(**names: str) -> dict[str, str]:
 _METHODS = _table(
     product="center expandtabs ljust rjust to_bytes translate zfill",
     backwards="rfind rindex rpartition",
+    codec="decode encode",
     rsplit="rsplit",
     parts="split splitlines",
     search="count index",

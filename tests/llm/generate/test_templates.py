@@ -148,6 +148,8 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         *(WIDE + f"{{% for i in range(999) %}}{{% if {what} %}}{{% endif %}}{{% endfor %}}" for what in (
             "x + i", "x - i", "-x", "x // 2", "x | abs", "{x: 1}", "x == x", "x is divisibleby 7",
         )),
+        *(GROWN + f"{{{{ s.x.{how}('punycode') }}}}" for how in ("encode", "encode().decode")),
+        GROWN + "{{ s.x.encode(encoding='IDNA') }}", GROWN + "{{ s.x.replace('a', 'é').encode('ascii', 'namereplace') }}",
         WIDE + "{{ x is divisibleby(x // 2 ** 999) }}", WIDE + "{{ x | round(-9999) }}",
     ],
 )  # fmt: skip
