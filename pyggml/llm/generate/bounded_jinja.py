@@ -341,6 +341,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method. Methods of texts, lists and numbers are checked beforehand."""
         self = __self
+        if len(args) + len(kwargs) > _SMALL:  # f(*range(99999))
+            self.step(len(args) + len(kwargs))
         if isinstance(__obj, _METHOD_TYPES):
             args = tuple([a if type(a) in _SIMPLE or type(a) is str else self._whole(a) for a in args])
             named = {k: v for k, v in kwargs.items() if k[0] != "_"} if kwargs else kwargs  # others are Jinja's own
@@ -432,6 +434,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         @wraps(f)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             run = cast(BoundedEnvironment, thread.running)
+            if len(args) > _SMALL:
+                run.step(len(args))
             if not shallow:
                 args = (*args[:n_first], *map(run._whole, args[n_first:]))
                 if kwargs:

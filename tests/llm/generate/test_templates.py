@@ -150,6 +150,7 @@ NESTED = "{% set n = namespace(l=('x',)) %}{% for i in range(60) %}{% set n.l = 
         )),
         *(GROWN + f"{{{{ s.x.{how}('punycode') }}}}" for how in ("encode", "encode().decode")),
         GROWN + "{{ s.x.encode(encoding='IDNA') }}", GROWN + "{{ s.x.replace('a', 'é').encode('ascii', 'namereplace') }}",
+        *(f"{{% for i in range(99999) %}}{{{{ {call}(*range(99999)) }}}}{{% endfor %}}" for call in ("cycler", "''.format", "'' | format")),
         WIDE + "{{ x is divisibleby(x // 2 ** 999) }}", WIDE + "{{ x | round(-9999) }}",
     ],
 )  # fmt: skip
