@@ -218,8 +218,9 @@ class _Lexemes:
                     if t not in seen:
                         seen.add(t)
                         todo.append(t)
-            self._effort.spend(len(seen))
-            return {leaf for t in seen for leaf in ready.get(t, ())}
+            found = {leaf for t in seen for leaf in ready.get(t, ())}
+            self._effort.spend(len(seen) + len(found))
+            return found
 
         return leaves, reached(start), [reached(end) for end in ends]
 

@@ -65,8 +65,9 @@ def test_rules_that_double(vocab: Vocab) -> None:
         "root ::= " + "a11 " * 9 + "\na0 ::= [" + "".join(chr(0x400 + 2 * i) for i in range(9000)) + "]"
         + "".join(f"\na{i} ::= a{i - 1} a{i - 1}" for i in range(1, 12)),
         'root ::= "' + "a" * 9000 + '"',  # too long for a lexeme: each character is one
+        "root ::= (" + " | ".join(f"<[{i % 259}]>" for i in range(5000)) + ")*",
     ],
-    ids=["follow", "pairs", "text", "literal"],
+    ids=["follow", "pairs", "text", "literal", "tokens"],
 )  # fmt: skip
 def test_too_much_work_is_refused(vocab: Vocab, grammar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "GRAMMAR_STEPS", 100_000)
