@@ -16,7 +16,7 @@ from pyggml.tensor import Context, Tensor, allocate_tensors
 from pyggml.types import Ints
 
 from ..hparams import HParams, SwaType
-from .kv_cells import EMPTY, KVCells, Slot, checked_seq
+from .kv_cells import EMPTY, LAST_POS, KVCells, Slot, checked_seq
 from .kv_rows import kv_rows
 from .members import bytes_of
 from .state_file import Array, StateReader, ascending, members_of
@@ -207,7 +207,11 @@ class KVCache(KVCells):
         drift = r.array(np.int32, n) if "drift" in header else 0
         saved = r.array(np.uint8, n_seqs, n).view(np.bool_)
         rows = [r.array(view.dtype, n, view.shape[1]) for view in kv_rows(self)]
-        sound = ascending(index) and bool((pos >= 0).all()) and saved.view(np.uint8).max(initial=0) <= 1
+        sound = (
+            ascending(index)
+            and bool(((pos >= 0) & (pos <= LAST_POS)).all())
+            and saved.view(np.uint8).max(initial=0) <= 1
+        )
         if not sound or (seq is None and not saved.any(axis=0).all()):
             raise StateError("the state is damaged: its cells make no sense")
         if seq is None:

@@ -239,7 +239,10 @@ def test_lies_with_a_right_checksum_are_refused(model: Model) -> None:
     refused(ctx, signed(header, body + b"1"), "1 bytes too many")
     tokens, cells = 4 * len(IDS), 4 * cache["cells"]
     starts = np.cumsum([0, tokens, cells, cells, cells])
-    for at, value in ((starts[0], 259), (starts[1], 10**6), (starts[2], -1), (starts[4], 2), (starts[4], 0)):
+    beyond = 2**31 - 1  # a position that no token can have, and no operation takes away
+    for at, value in (
+        *((starts[0], 259), (starts[1], 10**6), (starts[2], -1), (starts[2], beyond), (starts[4], 2), (starts[4], 0)),
+    ):
         broken = bytearray(body)
         if at == starts[4] and not value:  # a cell of no sequence
             for s in range(3):
