@@ -77,13 +77,17 @@ def _read(schema: Any) -> Any:
 
 
 def _check_multiples(schema: Any) -> None:
-    """Refuse large divisors: the engine builds a state for each remainder."""
+    """Refuse large divisors: the engine builds a state for each remainder. And objects of very many members."""
     found: set[int] = set()
     may_meet, todo = False, [schema]
     while todo:
         s = todo.pop()
         if isinstance(s, Mapping):
             s = cast(Schema, s)
+            if len(s) > limits.SCHEMA_OBJECT:  # the engine's stack would end, and the process with it
+                raise SamplerError(
+                    f"the JSON schema has an object of {len(s)} members; limits.SCHEMA_OBJECT is {limits.SCHEMA_OBJECT}"
+                )
             with_others = any(key in s for key in _IN_PLACE) and len(s.keys() - _SILENT) > 1
             may_meet = may_meet or with_others or "allOf" in s
             divisor = s.get("multipleOf")

@@ -75,6 +75,13 @@ def test_too_much_work_is_refused(vocab: Vocab, grammar: str, monkeypatch: pytes
         Grammar(vocab, grammar, None)
 
 
+@pytest.mark.parametrize("key", ["const", "properties"])
+def test_objects_of_very_many_members(vocab: Vocab, key: str) -> None:
+    """The engine's stack ended, and so did the process."""
+    with pytest.raises(SamplerError, match=r"object of 50000 members; limits\.SCHEMA_OBJECT"):
+        Grammar(vocab, None, {key: {str(i): {} for i in range(50000)}})
+
+
 def test_nested_demands_are_said_once(vocab: Vocab) -> None:
     holds_one = nested(lambda s: {"type": "array", "contains": s}, 10, {"const": 1})
     depth_10 = nested(lambda x: [x], 10, 1)
