@@ -42,7 +42,7 @@ GRAMMAR_STEPS = 4_000_000  # steps of analysing a GBNF grammar, mostly pairs of 
 GRAMMAR_ITEMS = 50_000  # states of the parser in one step of a text; 5,000 members that may all be missing need 20,000
 SCHEMA_PARTS = 200_000  # schemas inside one, with the copies that are made of definitions which are merged with others
 SCHEMA_MEMBERS = 1 << 21  # members that it lists, each twice for each schema around it, plus one for each schema
-SCHEMA_OBJECT = 1 << 13  # members of one object in it: the engine goes one level deeper on its stack for each
+SCHEMA_OBJECT = 1 << 11  # members of one object in it: for each the engine goes one level deeper on its stack
 SCHEMA_REMAINDERS = 1 << 18  # sum of its `multipleOf` (without zeros at the end): the engine has a state for each
 SCHEMA_SECONDS = 5  # that the engine may look at the patterns of one schema
 
