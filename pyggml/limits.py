@@ -55,6 +55,7 @@ REQUEST_BYTES = 1 << 24  # size of a request's body
 REQUEST_PROBS = 1 << 20  # log-probabilities in one answer: texts times tokens times `n_probs` (half a GB)
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed
 BIASED_TEXTS = 1 << 12  # texts in `logit_bias`, each of which is tokenized
+REQUEST_MEDIA = 1 << 8  # pictures and sounds in one request
 RESPONSE_FIELDS = 1 << 8  # members that `response_fields` asks for
 MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a form with a sound
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)

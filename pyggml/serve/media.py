@@ -31,7 +31,23 @@ def with_media(service: Service, messages: Any) -> Any:
     those that cannot be had, and for a model that does not see or hear."""
     if not isinstance(messages, list):
         return messages
-    return [_message(service, m, i) for i, m in enumerate(cast("list[Any]", messages))]
+    given = cast("list[Any]", messages)
+    contents: list[Any] = [m.get("content") for m in given if isinstance(m, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in cast("list[Any]", content)]
+    check_media(sum(_kind(part) in _KINDS for part in parts))
+    return [_message(service, m, i) for i, m in enumerate(given)]
+
+
+def _kind(part: Any) -> str | None:
+    kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def check_media(n: int) -> None:
+    """Raises HTTPError for too many pictures and sounds: a tower looks at all of them before anyone knows whether their
+    rows have room, and of a picture of 70 bytes as long as of any other."""
+    if n > limits.REQUEST_MEDIA:
+        raise HTTPError(400, f"{n} pictures and sounds: a request has at most {limits.REQUEST_MEDIA}")
 
 
 def with_marks(service: Service, given: Mapping[str, Any]) -> tuple[Sequence[int], PlacedMedia]:
@@ -63,7 +79,7 @@ def _message(service: Service, message: Any, i: int) -> Any:
         return cast("Any", message)
     parts: list[Any] = []
     for part in cast("list[Any]", content):
-        kind = cast("Mapping[str, Any]", part).get("type") if isinstance(part, dict) else None
+        kind = _kind(part)
         if kind in ("image", "audio"):  # these name files of this machine
             raise HTTPError(
                 400, f"messages[{i}]: a part of type {kind!r} is refused: image_url and input_audio are taken"

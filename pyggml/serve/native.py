@@ -21,7 +21,7 @@ from pyggml.llm.samplers.params import OPTIONS
 from .engine_thread import Answering, is_progress
 from .errors import HTTPError
 from .http import Json, event
-from .media import with_marks
+from .media import check_media, with_marks
 from .schemas import NativeBody
 from .service import Service, check_number, progress, service_of, size, timings
 
@@ -50,6 +50,8 @@ def _prompts(service: Service, body: NativeBody) -> Prompts:
     if not any(map(_has_media, items)):
         return [(ids, None) for ids in service.prompts(given)]
     check_number(len(items))
+    data: list[Any] = [item["multimodal_data"] for item in items if _has_media(item)]
+    check_media(sum(len(cast("list[Any]", x)) for x in data if isinstance(x, list)))
     found: list[tuple[Sequence[int], PlacedMedia | None]] = []
     for item in items:
         found += [with_marks(service, item)] if _has_media(item) else [(i, None) for i in service.prompts(item)]

@@ -110,6 +110,17 @@ def test_completion(model: gg.Model, client: TestClient) -> None:
     assert client.post("/v1/completions", json={"prompt": several[0], **body}).status_code == 501
 
 
+def test_many_pictures(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs its tower's time, before it is known whether all have room."""
+    monkeypatch.setattr(limits, "REQUEST_MEDIA", 2)
+    monkeypatch.setattr(gg.Model, "picture_features", lambda *_: pytest.fail("a tower ran"))
+    chat = {"messages": user(*[part(data_url(WIDE))] * 3)}
+    several = {"prompt": [{"prompt_string": "<__media__>", "multimodal_data": ["eA=="]}] * 3}
+    for path, body in (("/v1/chat/completions", chat), ("/completion", several)):
+        r = client.post(path, json=body)
+        assert r.status_code == 400 and "at most 2" in r.text
+
+
 def test_responses(model: gg.Model, client: TestClient) -> None:
     content = [
         {"type": "input_text", "text": "a"},
