@@ -33,7 +33,7 @@ from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError, of_request
 from .forms import read_form
-from .http import Json, body_of, dumps, json_object
+from .http import Json, body_of, dumps, is_dense, json_object
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
@@ -408,8 +408,10 @@ def _requests(path: Path, endpoint: str) -> tuple[int, list[Object]]:
 
 def _request(text: bytes) -> Any:
     """What a line says; "" for one that is too long, or no JSON."""
+    if len(text) > limits.REQUEST_BYTES or is_dense(text):
+        return ""
     try:
-        return json.loads(text) if len(text) <= limits.REQUEST_BYTES else ""
+        return json.loads(text)
     except (ValueError, RecursionError):
         return ""
 

@@ -83,6 +83,8 @@ def _too_large(most: int) -> HTTPError:
 async def json_body(request: Request, timeout: float) -> Any:
     """The body of a request, read as JSON. Raises HTTPError as `body_of`, and for what is no JSON."""
     body = await body_of(request, timeout, limits.REQUEST_BYTES)
+    if is_dense(body):
+        raise HTTPError(413, f"the request has more than {limits.REQUEST_PARTS} brackets")
     try:
         return json.loads(body.decode("utf-8-sig"), parse_constant=_no_number)
     except UnicodeDecodeError as e:
@@ -93,6 +95,12 @@ async def json_body(request: Request, timeout: float) -> Any:
         raise HTTPError(400, "the request is nested too deep") from None
     except ValueError as e:
         raise HTTPError(400, f"the request is no JSON: {e}") from None
+
+
+def is_dense(text: bytes) -> bool:
+    """Whether JSON may have so many lists and objects that nobody else has a turn while it is read. Brackets in its
+    texts count, too."""
+    return text.count(b"[") + text.count(b"{") > limits.REQUEST_PARTS
 
 
 def _no_number(text: str) -> NoReturn:
