@@ -92,12 +92,7 @@ _EDIT = {"node": "l_out-0", "tokens": [10**30]}
         (CHAT, {"messages": [], "tools": [_TOOL], "tool_choice": {"function": "x"}}, 400, "no tool None"),
         (CHAT, {"messages": [], "chat_template_kwargs": {"add_generation_prompt": 1}}, 400, "without add_generation"),
         ("/v1/messages", {"messages": [], "max_tokens": 1, "thinking": {"budget_tokens": "x"}}, 400, "valid integer"),
-        (
-            "/v1/responses",
-            _DEEP,
-            400,
-            "deep",
-        ),
+        ("/v1/responses", _DEEP, 400, "deep"),
         ("/tokenize", {"content": 3}, 400, "prompt must be text"),
         ("/detokenize", {"tokens": ["x"]}, 400, "tokens.0"),
         ("/detokenize", {"tokens": [99999]}, 400, "99999"),
