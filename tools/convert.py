@@ -14,7 +14,6 @@ from pyggml.bars import bar
 from pyggml.errors import DTypeError, ModelError
 from pyggml.gguf_io.read import is_whisper_file
 from pyggml.hf.export import export_folder
-from pyggml.json_text import json_text
 from pyggml.llm.ggml_whisper import write_gguf
 from pyggml.llm.quantize.imatrix import load_imatrix
 from pyggml.llm.quantize.mixes import MIXES, file_type_name, find_mix
@@ -74,20 +73,20 @@ def convert(
             raise click.BadParameter("--hf takes none of --type, --imatrix, --split-size, --vocab-only, --report")
         with bar("to folder") as show:
             _export(source, out, show)
-        print(json_text({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
+        print_json({"in": str(source), "out": str(out)}) if as_json else print(f"{source} -> {out}")
         return
     if lora:
         if file_type or imatrix or split_size or vocab_only or report:
             raise click.BadParameter("--lora takes none of --type, --imatrix, --split-size, --vocab-only, --report")
         made = convert_lora(source, out, base)
         about = {"in": str(source), "out": str(out), "tensors": len(made.pairs)}
-        print(json_text(about) if as_json else f"{source} -> {out}: {len(made.pairs)} tensors")
+        print_json(about) if as_json else print(f"{source} -> {out}: {len(made.pairs)} tensors")
         return
     if is_whisper_file(source):
         if file_type or imatrix or split_size or vocab_only or report:
             raise click.BadParameter("a file of whisper.cpp becomes a GGUF as it is; `pyggml quantize` rewrites that")
         write_gguf(source, out)
-        print(json_text({"in": str(source), "out": str(out)}) if as_json else f"{source} -> {out}")
+        print_json({"in": str(source), "out": str(out)}) if as_json else print(f"{source} -> {out}")
         return
     if not source.is_dir():
         raise ModelError(f"{source}: is no folder; `pyggml quantize` rewrites a GGUF file, --hf makes a folder of one")
@@ -137,4 +136,4 @@ def _write_tower(source: Path, out: Path, file_type: str | None, as_json: bool) 
     tower, known = write_mmproj(source, out, None if file_type is None else types[file_type.upper()])
     about = {"in": str(source), "out": str(out), "tower": tower, "llama_cpp": known, "bytes": out.stat().st_size}
     text = f"{source} -> {out}: the tower {tower}" + ("" if known else ", which llama.cpp has no projector for")
-    print(json_text(about) if as_json else text)
+    print_json(about) if as_json else print(text)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pyggml.config import read_config
 from pyggml.hub import cached, find_model, remove
-from pyggml.json_text import json_text
 
 from .command import Argument, Option
 from .options import Json
@@ -22,7 +21,7 @@ def pull(
     goes on. The other verbs download their model themselves (-m USER/REPO)."""
     for name in models:
         path = find_model(name)
-        print(json_text({"model": name, "path": path}) if as_json else path, flush=True)
+        print_json({"model": name, "path": path}) if as_json else print(path, flush=True)
 
 
 def list_models(

@@ -3,7 +3,6 @@ multiple choice it gets right; computed as llama.cpp does."""
 
 from __future__ import annotations
 
-from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -94,7 +93,7 @@ def perplexity_of_file(
             show(last.n_done, last.n_chunks, f"PPL = {_shown(last)}")
     assert last is not None
     if as_json:
-        out = {"ppl": last.ppl, "error": None if isnan(last.error) else last.error, "nll": last.nll}
+        out = {"ppl": last.ppl, "error": last.error, "nll": last.nll}
         out |= {"n_ctx": ctx_size or m.hparams.n_ctx_train, "stride": ppl_stride}
         print_json(out | {"n_chunks": last.n_chunks, "n_scored": last.n_scored})
     else:
@@ -196,8 +195,7 @@ def show_choices(model: Model, tasks: list[Task], n_ctx: int, context: ContextOp
     assert last is not None
     low, high = last.interval
     if as_json:
-        error = None if isnan(last.error) else last.error
-        out = {"share": last.share, "error": error, "interval": [low, high], "chance": last.chance}
+        out = {"share": last.share, "error": last.error, "interval": [low, high], "chance": last.chance}
         print_json(out | {"n_tasks": last.n_tasks, "n_right": last.n_right})
         return
     print(f"Final result: {100 * last.share:.4f} +/- {100 * last.error:.4f} ({last.n_right} of {last.n_tasks} tasks)")

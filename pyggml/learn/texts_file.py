@@ -72,13 +72,12 @@ def read_examples(
         text = "is an encoder-decoder: it learns from lines of `prompt` and `completion` (.jsonl), which are not packed"
         raise ModelError(f"{where}: {model.arch} {text}")
     try:
-        if where.endswith(".jsonl"):
-            with open_regular(where, ModelError) as file:
+        with open_regular(where, ModelError) as file:
+            if where.endswith(".jsonl"):
                 found = list(_usable(_of_lines(where, file, model, n_ctx, mask_prompt), n_ctx, skipped))
-        else:
-            with open_regular(where, ModelError) as file:
+            else:
                 ids = model.tokenize(file.read().decode())
-            found = [_example(ids[i : i + n_ctx], 1) for i in range(0, len(ids) - 1, n_ctx)]
+                found = [_example(ids[i : i + n_ctx], 1) for i in range(0, len(ids) - 1, n_ctx)]
     except OSError as e:
         raise ModelError(f"{where}: cannot be read: {e.strerror}") from None
     except UnicodeDecodeError as e:

@@ -252,7 +252,7 @@ def media_key(thing: Any) -> bytes:
         try:
             with open_regular(thing, ModelError) as file:
                 found = h.copy()
-                found.update(b"bytes  ")  # as below
+                found.update(b"bytes  ")  # as below for bytes: a file has the key of its content
                 while block := file.read(_BLOCK):
                     found.update(block)
                 return found.digest()

@@ -275,8 +275,9 @@ _ON: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
     HTTPError: _on_error,
     HTTPException: _on_route,
     ClientDisconnect: _on_gone,
+    # What a request may cause is named: Starlette logs an exception that only `Exception` covers as the server's fault.
     ClosedError: _on_fault,
-    RecursionError: _on_fault,  # here and below for what is found outside of `Service.read` and `prepared`:
-    ValidationError: _on_fault,  # without a name of its own here, an exception is logged as a fault of the server
+    RecursionError: _on_fault,
+    ValidationError: _on_fault,
     Exception: _on_fault,
 }

@@ -45,7 +45,7 @@ def enforceable(schema: Any, has_pattern: Callable[[str], bool]) -> tuple[Schema
             raise SamplerError("the JSON schema is false: it allows nothing")
         if not isinstance(schema, Mapping):
             raise SamplerError(f"a JSON schema is an object, true or false, not {schema!r:.60}")
-        _check_multiples(schema)
+        _check_cost(schema)
         rewriter = _Rewriter(cast(Schema, schema), has_pattern)
         out = rewriter.document()
     except RecursionError:
@@ -76,8 +76,9 @@ def _read(schema: Any) -> Any:
         raise SamplerError(f"the JSON schema is no JSON: {e}") from None
 
 
-def _check_multiples(schema: Any) -> None:
-    """Refuse large divisors: the engine builds a state for each remainder. And objects of very many members."""
+def _check_cost(schema: Any) -> None:
+    """Refuse what the engine pays for before its own limits count. It builds a state for each remainder of a divisor,
+    and goes one level deeper on its stack for each member of an object."""
     found: set[int] = set()
     may_meet, todo = False, [schema]
     while todo:

@@ -136,7 +136,8 @@ def load_seq(ctx: Stateful, path: Path, seq: int | None = None) -> int:
 
 
 def load_seq_tokens(ctx: Stateful, path: Path, seq: int, adapters: Sequence[tuple[str, float]] = ()) -> list[int]:
-    """As `load_seq`; returns the tokens that `save_seq` put with the sequence. `adapters`: see there."""
+    """As `load_seq`; returns the tokens that `save_seq` put with the sequence. Raises StateError, too, unless
+    `adapters` are those that `save_seq` was told."""
     return _load_seq(ctx, state_file.read(path), seq, adapters=adapters)[1]
 
 
