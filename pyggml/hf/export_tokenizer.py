@@ -26,7 +26,8 @@ from pyggml.small_file import HALF
 
 from .pretokenizers import steps_of
 from .sentencepiece import BPE, UNIGRAM, SentencePiece, build
-from .tokenizer import KEY, ROLES, SPACE
+from .tokenizer import KEY, ROLES
+from .tokenizer_steps import LINES, SPACE
 
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 _ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
@@ -48,7 +49,10 @@ def tokenizer_files(kv: Mapping[str, Any], folder: Path) -> dict[str, Keys]:
     if make is None:
         raise ModelError(f"a vocabulary of the kind {kind!r} has no form that the tokenizers library reads")
     tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": v.added(), **make(v)}
-    if kind == "llama" or (kind == "t5" and not _prefix_once(kv)):  # which SentencePiece cannot say
+    form = v.vocab.form
+    if form is not None:
+        tokenizer["normalizer"] = _sequence("normalizers", [{"type": form}, *_steps(tokenizer["normalizer"])])
+    elif kind == "llama" or (kind == "t5" and not _prefix_once(kv)):  # SentencePiece has no form and no such prefix
         (folder / "tokenizer.model").write_bytes(build(_sentencepiece(v)))
     roles = v.roles()
     return {
@@ -155,6 +159,11 @@ def _replace(pattern: str, content: str, kind: str = "String") -> Keys:
 
 def _sequence(name: str, parts: list[Keys]) -> Keys:
     return {"type": "Sequence", name: parts}
+
+
+def _steps(normalizer: Keys | None) -> list[Keys]:
+    """The steps of a normalizer that is written here."""
+    return [] if normalizer is None else normalizer.get("normalizers", [normalizer])
 
 
 _BYTE_LEVEL: Keys = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -265,10 +274,9 @@ def _spelled(v: _Vocabulary) -> list[Keys]:
 
 
 def _gemma4(v: _Vocabulary) -> Keys:
-    lines = {"type": "Split", "pattern": {"Regex": r"[^\n]+|\n+"}, "behavior": "Isolated", "invert": False}
     return {
         "normalizer": _replace(" ", SPACE),
-        "pre_tokenizer": lines,
+        "pre_tokenizer": LINES,
         "post_processor": v.frame(),
         "decoder": _decoder(v, _OF_BYTES),
         "model": _bpe_model(v, _merges(v), False, True),
@@ -304,7 +312,7 @@ def _word_piece(v: _Vocabulary) -> Keys:
     }
     words = [_replace(rf"\A(?!{'|'.join(['##', *shown])})", " ", "Regex"), _replace(r"\A##", "", "Regex"), _FUSE]
     return {
-        "normalizer": _sequence("normalizers", [*(_first_of_decomposed() if strip_accents else []), normalizer]),
+        "normalizer": _sequence("normalizers", [*(first_of_decomposed() if strip_accents else []), normalizer]),
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "post_processor": v.frame(),
         "decoder": _decoder(v, words),
@@ -313,7 +321,7 @@ def _word_piece(v: _Vocabulary) -> Keys:
 
 
 @cache
-def _first_of_decomposed() -> list[Keys]:
+def first_of_decomposed() -> list[Keys]:
     """The steps that replace a character by the first of its parts and drop all marks, as llama.cpp does. BERT's own
     normalizer drops some marks only."""
     groups: dict[str, str] = {}
@@ -333,14 +341,14 @@ def _unigram(v: _Vocabulary) -> Keys:
     scores = [s if kind in _BY_SCORE else _NEVER for s, kind in zip(v.scores, v.types, strict=True)]
     scores = [max(s, _NEVER) if kind == TokenType.UNUSED else s for s, kind in zip(scores, v.types, strict=True)]
     normalizers: list[Keys] = []
+    apart, together, runs, ends, first = steps_of_scores()
     if charsmap:
         precompiled = {"type": "Precompiled", "precompiled_charsmap": b64encode(charsmap).decode()}
-        normalizers += [_replace(_before_marks(), _APART, "Regex"), precompiled, _replace(_APART, "")]
+        normalizers += [apart, precompiled, together]
     if merge:
-        normalizers += [_replace(" {2,}", " ", "Regex"), _replace("^ | $", "", "Regex")]
-        normalizers.append({"type": "Prepend", "prepend": SPACE})
+        normalizers += [runs, ends, {"type": "Prepend", "prepend": SPACE}]
     elif prefix and not once:  # a text of spaces alone gets no prefix
-        normalizers.append(_replace(r"\A(?= *+[^ ])", SPACE, "Regex"))
+        normalizers.append(first)
     normalizers.append(_replace(" ", SPACE))
     meta = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
     return {
@@ -358,6 +366,18 @@ def _unigram(v: _Vocabulary) -> Keys:
 
 
 @cache
+def steps_of_scores() -> list[Keys]:
+    """Steps for a Unigram model: put characters apart that the library would look up together, take away what stands
+    between them, make one space of several, drop the first and the last one, put one before a text."""
+    return [
+        _replace(_before_marks(), _APART, "Regex"),
+        _replace(_APART, ""),
+        _replace(" {2,}", " ", "Regex"),
+        _replace("^ | $", "", "Regex"),
+        _replace(r"\A(?= *+[^ ])", SPACE, "Regex"),
+    ]
+
+
 def _before_marks() -> str:
     """A pattern of the places between a character that the map changes and a mark. The library looks both up together
     and loses the mark, so something has to stand between them."""

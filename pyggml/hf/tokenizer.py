@@ -17,16 +17,17 @@ import numpy as np
 
 from pyggml import limits
 from pyggml.errors import ModelError
+from pyggml.llm.vocab.forms import FORM_KEY, FORMS
 from pyggml.small_file import HALF, read_small
 
 from .config import Config
 from .parts import Part
 from .pretokenizers import expressions_of, name_of
 from .sentencepiece import UNIGRAM, parse, parse_charsmap
+from .tokenizer_steps import BYTES, LINES, PIECES, SCORES, SPACE, WORDS, check_steps
 
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-SPACE = "▁"
 _BYTE_TEXT = re.compile("<0x.{2}>", re.DOTALL)
 _SENTENCEPIECE = ("tokenizer.model", "sentencepiece.bpe.model", "spiece.model")
 ROLES = {  # key in configs -> key in the GGUF
@@ -101,7 +102,7 @@ def read_tokenizer(folder: Path, config: Config) -> Keys:
         if sp is not None and (sp.name == "tokenizer.model" or not tokenizer.values):
             keys = _of_sentencepiece(vocabulary, sp, tokenizer, about)
         else:
-            keys = _of_json(vocabulary, tokenizer, config)
+            keys = _of_json(vocabulary, tokenizer, about, config)
         keys |= _roles(vocabulary, about, tokenizer, folder, config)
     except ModelError as e:
         where = str(folder)
@@ -129,15 +130,15 @@ def _of_sentencepiece(v: _Vocabulary, path: Path, tokenizer: Part, about: Part) 
     return keys
 
 
-def _of_json(v: _Vocabulary, tokenizer: Part, config: Config) -> Keys:
+def _of_json(v: _Vocabulary, tokenizer: Part, about: Part, config: Config) -> Keys:
     model = tokenizer.part("model")
     kind = model.text("type") or ("BPE" if "merges" in model.values else "?")
     if kind == "BPE":
-        return _bpe(v, tokenizer, model, config)
+        return _bpe(v, tokenizer, about, config) | _form(tokenizer)
     if kind == "WordPiece":
-        return _word_piece(v, tokenizer, model)
+        return _word_piece(v, tokenizer, model) | _form(tokenizer)
     if kind == "Unigram":
-        return _unigram(v, tokenizer, model)
+        return _unigram(v, tokenizer, model) | _form(tokenizer, but="NFKC")  # which becomes a character map
     raise ModelError(f"{tokenizer.where}a tokenizer of the kind {kind} is not supported")
 
 
@@ -178,12 +179,26 @@ def _joined(model: Part, merges: list[tuple[str, str]]) -> list[str]:
     return found
 
 
-def _bpe(v: _Vocabulary, tokenizer: Part, model: Part, config: Config) -> Keys:
-    as_bytes = model.flag("byte_fallback")
+def _form(tokenizer: Part, but: str = "") -> Keys:
+    """The key of the normalization form that texts are brought into. Raises ModelError when there are several."""
+    steps = list(tokenizer.steps("normalizer", "normalizers"))
+    forms = {kind for step in steps if (kind := step.text("type")) in FORMS and kind != but}
+    if len(forms) > 1:
+        raise ModelError(f"{tokenizer.where}normalizer: only one of {', '.join(sorted(map(str, forms)))} is supported")
+    return {FORM_KEY.removeprefix(KEY): form for form in forms}
+
+
+def _bpe(v: _Vocabulary, tokenizer: Part, about: Part, config: Config) -> Keys:
+    model = tokenizer.part("model")
+    cuts = tokenizer.steps("pre_tokenizer", "pretokenizers")
+    as_bytes = model.flag("byte_fallback") and all(step.text("type") != "ByteLevel" for step in cuts)
     pre = None if as_bytes else name_of(tokenizer)
     if pre is None and not as_bytes:
         text = " then ".join(expressions_of(tokenizer)) or "nothing"
         raise ModelError(f"{tokenizer.where}no pre-tokenizer is known that cuts text with {text:.300}")
+    is_gemma4 = pre is None and config.model_type.startswith("gemma4")
+    no_prefix = about.values.get("add_prefix_space") is False
+    check_steps(tokenizer, BYTES if pre is not None else PIECES, [LINES] if is_gemma4 else [], no_prefix)
     merges, unk = _merges(model), model.text("unk_token")
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
@@ -193,23 +208,41 @@ def _bpe(v: _Vocabulary, tokenizer: Part, model: Part, config: Config) -> Keys:
     _put_added(v, tokenizer)
     if pre is not None:
         return {**v.keys("gpt2", pre, scores=False), "merges": _joined(model, merges)}
-    if config.model_type.startswith("gemma4"):
+    if is_gemma4:
         return {**v.keys("gemma4", "gemma4", scores=True), "merges": _joined(model, merges)}
     return {**v.keys("llama", "default", scores=True), "add_space_prefix": _puts_space_first(tokenizer)}
 
 
 def _word_piece(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
+    from .export_tokenizer import first_of_decomposed
+
+    steps = list(tokenizer.steps("normalizer", "normalizers"))
+    check_steps(tokenizer, WORDS, first_of_decomposed() if len(steps) > 1 else [])
+    bert = next((step for step in steps if step.text("type") == "BertNormalizer"), None)
+    if bert is None:
+        raise ModelError(f"{tokenizer.where}normalizer: BertNormalizer is missing, without which no WordPiece is read")
     prefix = model.text("continuing_subword_prefix")
-    prefix = "##" if prefix is None else prefix
+    if prefix not in (None, "##"):
+        model.fail("continuing_subword_prefix", "must be ##")
+    prefix = "##"
+    lowercase = bert.flag("lowercase", True)
     _put_added(v, tokenizer)
     special = {a.text for a in _added(tokenizer)}
     for text, i in _ids(model).items():
         if text not in special:  # a piece that begins a word has a space before it, other pieces nothing
             v.put(i, text.removeprefix(prefix) if text.startswith(prefix) else SPACE + text, NORMAL)
-    return v.keys("bert", "default", scores=False)
+    found = v.keys("bert", "default", scores=False)
+    return {
+        **found,
+        "normalizer.lowercase": lowercase,
+        "normalizer.strip_accents": bert.flag("strip_accents", lowercase),
+    }
 
 
 def _unigram(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
+    from .export_tokenizer import steps_of_scores
+
+    check_steps(tokenizer, SCORES, steps_of_scores())
     unk_id, unk = model.number("unk_id"), model.text("unk_token")
     for i, pair in enumerate(model.array("vocab")):
         text, score = _scored(model, i, pair)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.hf.config import Config
+from pyggml.hf.export_tokenizer import tokenizer_files
 from pyggml.hf.parts import Part
 from pyggml.hf.pretokenizers import expressions_of, name_of
 from pyggml.hf.sentencepiece import parse
@@ -23,6 +25,7 @@ from pyggml.hf.tokenizer import read_tokenizer
 from pyggml.llm.model import load_model
 from pyggml.llm.quantize.rewrite import plan_quantization, write_quantized
 from pyggml.llm.vocab import Vocab
+from pyggml.llm.vocab.forms import FORMS, normalize
 
 from ..conftest import shared_dir
 from ..linear import assert_linear
@@ -244,3 +247,95 @@ def test_templates_with_names(tmp_path: Path) -> None:
         "tokenizer.chat_templates": ["tool"],
         "tokenizer.chat_template.tool": "t",
     }
+
+
+def _changed(folder: str, target: Path, **changes: Any) -> Vocab:
+    """The vocabulary of a golden folder whose tokenizer.json has other values: `model__dropout=0.5`."""
+    if not FOLDERS.is_dir():
+        pytest.skip(f"no golden data in {FOLDERS}")
+    tokenizer = json.loads((FOLDERS / folder / "tokenizer.json").read_text())
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        inside = tokenizer
+        for name in path:
+            inside = inside[int(name) if name.isdigit() else name]
+        inside[int(last) if last.isdigit() else last] = value
+    (target / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for name in ("config.json", "tokenizer_config.json"):
+        shutil.copy(FOLDERS / folder / name, target)
+    return _vocab(target)
+
+
+_SPLIT = "pre_tokenizer__pretokenizers__0__"
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes", "error"),
+    [
+        (
+            "gpt2",
+            {"normalizer": {"type": "Lowercase"}},
+            r"normalizer.type: Lowercase: .* kind byte-level BPE",
+        ),
+        ("gpt2", {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Strip"}]}}, "type: Strip"),
+        ("gpt2", {"pre_tokenizer__add_prefix_space": True}, "add_prefix_space must be false, not True"),
+        ("gpt2", {"model__dropout": 0.5}, "dropout must be 0"),
+        ("gpt2", {"model__end_of_word_suffix": "</w>"}, "end_of_word_suffix must be empty"),
+        ("qwen2", {_SPLIT + "behavior": "Removed"}, "behavior must be Isolated, not 'Removed'"),
+        ("llama", {"normalizer": None}, "nothing turns spaces into"),
+        ("llama", {"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer.type: Digits"),
+        ("llama", {"pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, r"replacement must be U\+2581"),
+        ("xlm-roberta", {"normalizer": {"type": "StripAccents"}}, "normalizer.type: StripAccents"),
+        ("xlm-roberta", {"pre_tokenizer": None}, "nothing turns spaces into"),
+        ("xlm-roberta", {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "nothing turns spaces into"),
+        ("bert", {"normalizer": None}, "BertNormalizer is missing"),
+        ("bert", {"normalizer__handle_chinese_chars": False}, "handle_chinese_chars must be true"),
+        ("bert", {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer.type: WhitespaceSplit"),
+        ("bert", {"pre_tokenizer": None}, "BertPreTokenizer is missing"),
+        ("bert", {"model__continuing_subword_prefix": ""}, "continuing_subword_prefix must be ##"),
+    ],
+)
+def test_steps_that_would_be_lost(folder: str, changes: dict[str, Any], error: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=error):
+        _changed(folder, tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("folder", "changes"),
+    [
+        ("gpt2", {"normalizer": {"type": "NFC"}}),
+        ("gpt2", {"normalizer": {"type": "NFKD"}}),
+        ("gpt2", {"model__byte_fallback": True}),
+        ("qwen2", {_SPLIT + "behavior": "Removed", _SPLIT + "invert": True}),
+        ("llama", {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+                                     "invert": False}}),
+        ("bert", {"normalizer__lowercase": False}),
+        ("bert", {"normalizer__strip_accents": False}),
+    ],
+)  # fmt: skip
+def test_steps_of_the_library(folder: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    vocab = _changed(folder, tmp_path, **changes)
+    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("Hello caf\u00e9", "cafe\u0301 \ufb01 A\u030a", "a<|endoftext|>e\u0301", "UPPER \u00c9t\u00e9"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert vocab.tokenize(text, add_special=False, parse_special=True) == ids, text
+
+
+def test_a_form_in_a_file(tmp_path: Path) -> None:
+    vocab = _changed("gpt2", tmp_path, normalizer={"type": "NFC"})
+    assert vocab.form == "NFC"
+    kv = read_tokenizer(tmp_path, Config.of_folder(tmp_path))
+    written = tokenizer_files(kv, tmp_path)["tokenizer.json"]
+    assert written["normalizer"] == {"type": "Sequence", "normalizers": [{"type": "NFC"}]}
+    with pytest.raises(ModelError, match=r"normalizer.form must be one of NFC, NFD, NFKC, NFKD, not 'nope'"):
+        Vocab.from_gguf({**kv, "tokenizer.ggml.normalizer.form": "nope"})
+
+
+def test_forms_of_long_runs_of_marks() -> None:
+    """Marks that are out of order, which Python's normalize takes the square of their number for."""
+    run = "\u0301\u0316" * 50 + "\u0344\u0f73" * 20
+    for form in FORMS:
+        for text in ("e" + run + "x", run, "\u1ec7" + run + "\u1ec7" + run):
+            assert normalize(form, text) == unicodedata.normalize(form, text)
+    assert_linear(lambda n: normalize("NFC", "e" + "\u0301\u0316" * n), 2_000)

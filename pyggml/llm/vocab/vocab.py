@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from pyggml.errors import ModelError, whole
 
+from .forms import form_of, normalize
 from .kinds import Kind, Tokenizer, kind_of, make_tokenizer
 from .kinds.spm import SPM
 from .roles import Roles
@@ -30,7 +31,8 @@ class Vocab:
     None. `eog` has the ids that end a text. `add_bos add_eos add_sep add_space_prefix clean_spaces` are as in
     llama.cpp. `kind` is `tokenizer.ggml.model`. `suppressed` has the ids that are never sampled
     (`tokenizer.ggml.suppress_tokens`). `before` and `after` are the tokens that `add_special` puts around a text.
-    `lstrip` and `rstrip` have the tokens that swallow the white space before or after them.
+    `lstrip` and `rstrip` have the tokens that swallow the white space before or after them. `form` is Unicode's
+    normalization form that texts are brought into, or None.
     """
 
     def __init__(self, model: str, kind: Kind, tokens: Tokens, kv: Mapping[str, object]) -> None:
@@ -56,6 +58,7 @@ class Vocab:
         self.add_space_prefix, self.clean_spaces = kind.add_space_prefix, kind.clean_spaces
         self.suppressed = suppressed(kv, n)
         self.before, self.after = self._frame(kind)
+        self.form = form_of(kv)
         self._pieces: list[bytes | None] = [None] * n
         for token in tokens.of_type(TokenType.BYTE):
             self.token_to_piece(token)  # raises for a byte token that spells no byte
@@ -125,6 +128,7 @@ class Vocab:
             if isinstance(part, int):
                 out.append(part)
             else:
+                part = part if self.form is None else normalize(self.form, part)
                 out += self._tokenizer.encode(prefix + part if after_special else part)
             after_special = isinstance(part, int)
         return out + self.after if add_special else out

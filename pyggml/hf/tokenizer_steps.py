@@ -1,0 +1,120 @@
+"""Check the steps of a tokenizer.json: a vocabulary does not do all that the tokenizers library can, and a step that is
+left out without a word would give other ids than the model was trained on.
+
+The keys of a GGUF say the rest; see `tokenizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from pyggml.errors import ModelError
+from pyggml.llm.vocab.forms import FORMS
+
+from .parts import Part
+
+SPACE = "▁"
+BYTES, PIECES, WORDS, SCORES = "byte-level BPE", "BPE", "WordPiece", "Unigram"
+LINES = {"type": "Split", "pattern": {"Regex": r"[^\n]+|\n+"}, "behavior": "Isolated", "invert": False}  # Gemma 4
+
+
+def check_steps(tokenizer: Part, kind: str, known: Iterable[dict[str, Any]] = (), prefix_is_set: bool = False) -> None:
+    """Raise ModelError for a normalizer, a pre-tokenizer or a setting of the model that a vocabulary of the `kind` has
+    no form for. `known` are steps that are taken as they are. `prefix_is_set`: tokenizer_config.json says that no space
+    is put before a text."""
+    known = list(known)
+    model = tokenizer.part("model")
+    if kind in (BYTES, PIECES):
+        _check_bpe(model)
+    writes_spaces = kind in (BYTES, WORDS)  # whether a space need not become U+2581
+    replaced = False
+    for step in tokenizer.steps("normalizer", "normalizers"):
+        if step.values in known:
+            replaced |= kind == SCORES and step.text("content") == SPACE
+            continue
+        _check_normalizer(step, kind, replaced)
+        replaced |= step.text("type") in ("Replace", "Prepend")
+        writes_spaces |= _is_replace(step, " ", SPACE) or (_is_runs_of_spaces(step) and step.text("content") == SPACE)
+    done = False
+    for step in tokenizer.steps("pre_tokenizer", "pretokenizers"):
+        if step.values not in known:
+            _check_cut(step, kind, prefix_is_set, done)
+        done |= step.text("type") in ("Metaspace", "BertPreTokenizer")
+    if kind == WORDS and not done:
+        _refuse(tokenizer, "pre_tokenizer: BertPreTokenizer is missing", kind)
+    if kind in (PIECES, SCORES) and not (done or writes_spaces):
+        _refuse(tokenizer, "nothing turns spaces into U+2581", kind)
+
+
+def _refuse(part: Part, what: str, kind: str) -> NoReturn:
+    raise ModelError(f"{part.where}{what}: this is not supported in a tokenizer of the kind {kind}")
+
+
+def _check_bpe(model: Part) -> None:
+    if model.values.get("dropout") not in (None, 0):
+        model.fail("dropout", "must be 0: merges are never left out at random")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.text(key):
+            model.fail(key, "must be empty")
+
+
+def _check_normalizer(step: Part, kind: str, replaced: bool) -> None:
+    name = step.text("type")
+    if name in FORMS and (name == "NFC" or not replaced):
+        return
+    if kind in (PIECES, SCORES) and name == "Prepend" and step.text("prepend") == SPACE:
+        return
+    if kind in (PIECES, SCORES) and _is_replace(step, " ", SPACE):
+        return
+    if kind == SCORES and (name in ("Precompiled", "Strip") or _is_runs_of_spaces(step)):
+        return
+    if kind == WORDS and name == "BertNormalizer":
+        for key in ("clean_text", "handle_chinese_chars"):
+            if not step.flag(key, True):
+                step.fail(key, "must be true")
+        return
+    _refuse(step, f"type: {name}", kind)
+
+
+def _check_cut(step: Part, kind: str, prefix_is_set: bool, done: bool) -> None:
+    name = step.text("type")
+    if kind == BYTES:  # the pre-tokenizer has a name, which says what it cuts
+        if name == "ByteLevel" and step.flag("add_prefix_space") and not prefix_is_set:
+            step.fail("add_prefix_space", "must be false")
+        if name == "Split" and not _isolates(step):
+            step.fail("behavior", "must be Isolated")
+        if name == "Punctuation" and step.text("behavior") not in (None, "Isolated", "Contiguous"):
+            step.fail("behavior", "must be Isolated or Contiguous")
+        return
+    if kind in (PIECES, SCORES) and name == "Metaspace":
+        if step.text("replacement") not in (None, SPACE):
+            step.fail("replacement", "must be U+2581")
+        return
+    if kind == PIECES and name == "Split" and step.part("pattern").text("String") == " ":
+        return  # Gemma's: no space is left by then
+    if kind == WORDS and name == "BertPreTokenizer":
+        return
+    if kind == SCORES and name == "WhitespaceSplit" and not done:
+        return
+    _refuse(step, f"type: {name}", kind)
+
+
+def _isolates(step: Part) -> bool:
+    """Whether a Split keeps what it finds, and what is between, as parts of their own."""
+    behavior = step.text("behavior")
+    return behavior in (None, "Isolated") or (behavior == "Removed" and step.flag("invert"))
+
+
+def _is_replace(step: Part, pattern: str, content: str) -> bool:
+    return (
+        step.text("type") == "Replace"
+        and step.part("pattern").text("String") == pattern
+        and step.text("content") == content
+    )
+
+
+def _is_runs_of_spaces(step: Part) -> bool:
+    """Whether a Replace makes one space of several."""
+    regex = step.part("pattern").text("Regex") if step.text("type") == "Replace" else None
+    return regex in (" {2,}", " +", r"\s+", "▁{2,}") and step.text("content") in (" ", SPACE)
