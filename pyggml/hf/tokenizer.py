@@ -18,6 +18,7 @@ import numpy as np
 from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.llm.vocab.forms import FORM_KEY, FORMS
+from pyggml.logger import LOG
 from pyggml.small_file import HALF, read_small
 
 from .config import Config
@@ -80,6 +81,8 @@ class _Added:
     id: int
     text: str
     special: bool
+    lstrip: bool = False
+    rstrip: bool = False
 
     @property
     def kind(self) -> int:
@@ -103,6 +106,7 @@ def read_tokenizer(folder: Path, config: Config) -> Keys:
             keys = _of_sentencepiece(vocabulary, sp, tokenizer, about)
         else:
             keys = _of_json(vocabulary, tokenizer, about, config)
+        keys |= _strips(_added(tokenizer) or (_added_of_config(about) if sp is not None else []))
         keys |= _roles(vocabulary, about, tokenizer, folder, config)
     except ModelError as e:
         where = str(folder)
@@ -166,6 +170,8 @@ def _merges(model: Part) -> list[tuple[str, str]]:
             raise ModelError(f"{model.where}merges[{i}] must be two texts, not {merge!r:.60}")
         left, right = cast("list[str]", parts)
         found.append((left, right))
+    if len(set(found)) < len(found):  # of a merge that is listed twice, the library takes the last
+        found = list(dict.fromkeys(reversed(found)))[::-1]
     return found
 
 
@@ -244,6 +250,8 @@ def _unigram(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
 
     check_steps(tokenizer, SCORES, steps_of_scores())
     unk_id, unk = model.number("unk_id"), model.text("unk_token")
+    if unk_id is None and unk is None:
+        model.fail("unk_id", "must be the id of the unknown token")
     for i, pair in enumerate(model.array("vocab")):
         text, score = _scored(model, i, pair)
         v.put(i, text, UNKNOWN if i == unk_id else _type(text, unk), score)
@@ -334,7 +342,18 @@ def _add(found: dict[int, _Added], part: Part, i: int) -> None:
         part.fail("content", "must be a string")
     if i in found and found[i].text != text:
         raise ModelError(f"{part.where}content: {text!r:.60} and {found[i].text!r:.60} have the same id {i}")
-    found[i] = _Added(i, text, part.flag("special"))
+    if part.flag("single_word"):
+        LOG.warning("%scontent: %.60r is found inside words, too, though single_word is true", part.where, text)
+    found[i] = _Added(i, text, part.flag("special"), part.flag("lstrip"), part.flag("rstrip"))
+
+
+def _strips(added: list[_Added]) -> Keys:
+    """The keys of the tokens that swallow white space, which only pyggml writes. Without such tokens there are none."""
+    found = {
+        "lstrip_tokens": [a.id for a in added if a.lstrip],
+        "rstrip_tokens": [a.id for a in added if a.rstrip],
+    }
+    return {key: np.asarray(ids, np.int32) for key, ids in found.items() if ids}
 
 
 def _put_added(v: _Vocabulary, tokenizer: Part) -> None:
@@ -372,39 +391,65 @@ def _roles(v: _Vocabulary, about: Part, tokenizer: Part, folder: Path, config: C
         if type(found) is int and 0 <= found < len(v.texts):
             keys[f"{name}_token_id"] = found
     model = tokenizer.part("model")
-    unknown = ids.get(model.text("unk_token") or "", model.number("unk_id"))
+    unk = model.text("unk_token")
+    spelled = model.part("vocab").values if isinstance(model.values.get("vocab"), dict) else ids  # WordPiece's differ
+    unknown = model.number("unk_id") if unk is None else spelled.get(unk, ids.get(unk))
     if unknown is not None and 0 <= unknown < len(v.texts):
-        keys.setdefault("unknown_token_id", unknown)
-    first, last = _frame(tokenizer)
-    if model.text("type") == "WordPiece" and first is not None and last is not None:
-        keys = {"cls_token_id": first, "seperator_token_id": last, **keys}
-    for flag, role, framed in (("add_bos_token", "bos", first), ("add_eos_token", "eos", last)):
+        keys["unknown_token_id"] = unknown
+    before, after = _frame(tokenizer)
+    is_words = model.text("type") == "WordPiece"
+    if is_words and before and after:
+        keys |= {"bos_token_id": before[0], "cls_token_id": before[0], "seperator_token_id": after[-1]}
+    elif before and "bos_token_id" not in keys:
+        keys["bos_token_id"] = before[0]
+    for flag, role, framed in (("add_bos_token", "bos", before), ("add_eos_token", "eos", after)):
         if about.values.get(flag) is not None:
             keys[flag] = about.flag(flag)
-        elif framed is not None:
-            keys[flag] = framed in [keys.get(f"{name}_token_id") for name in (role, "cls", "seperator")]
+        elif framed:
+            known = [keys.get(f"{name}_token_id") for name in (role, "cls", "seperator")]
+            keys[flag] = framed[0] in known
+            if len(framed) > 1 or not keys[flag]:
+                side = "before" if role == "bos" else "after"
+                LOG.warning("%spost_processor puts %s %s a text, pyggml does not", tokenizer.where, framed, side)
     return keys
 
 
-def _frame(tokenizer: Part) -> tuple[int | None, int | None]:
-    """The tokens that the post-processor puts before a text and after it."""
+def _frame(tokenizer: Part) -> tuple[list[int], list[int]]:
+    """The tokens that the post-processor puts before a text and after it. Raises ModelError when it leaves the text out
+    or says it twice."""
     for p in tokenizer.steps("post_processor", "processors"):
-        if p.text("type") == "TemplateProcessing":
-            single = p.parts("single")
-            return (_framing(p, single[0]), _framing(p, single[-1])) if single else (None, None)
-    return None, None
+        kind = p.text("type")
+        if kind in ("BertProcessing", "RobertaProcessing"):
+            return [_id_of(p, "cls")], [_id_of(p, "sep")]
+        if kind == "TemplateProcessing":
+            parts = p.parts("single")
+            texts = [i for i, part in enumerate(parts) if "Sequence" in part.values]
+            if len(texts) != 1:
+                p.fail("single", "must have one Sequence")
+            sides = parts[: texts[0]], parts[texts[0] + 1 :]
+            before, after = ([i for part in side for i in _framing(p, part)] for side in sides)
+            return before, after
+    return [], []
 
 
-def _framing(post_processor: Part, part: Part) -> int | None:
-    """The token in a part of a post-processor's template; None for the part that stands for the text."""
+def _id_of(post_processor: Part, key: str) -> int:
+    """The id of a token that is given as a text and an id."""
+    found = post_processor.array(key)
+    if len(found) != 2 or type(found[1]) is not int:
+        post_processor.fail(key, "must be a text and a token id")
+    return found[1]
+
+
+def _framing(post_processor: Part, part: Part) -> list[int]:
+    """The tokens that a part of a post-processor's template stands for."""
     name = part.part("SpecialToken").text("id")
     if name is None:
-        return None
+        part.fail("SpecialToken", "must be an object with an id")
     special = post_processor.part("special_tokens").part(name)
     ids = special.array("ids")
-    if not ids or type(ids[0]) is not int:
+    if not ids or not all(type(i) is int for i in ids):
         special.fail("ids", "must be an array of token ids")
-    return ids[0]
+    return ids
 
 
 def _chat_templates(folder: Path, about: Part) -> Keys:

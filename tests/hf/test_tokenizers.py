@@ -288,6 +288,9 @@ _SPLIT = "pre_tokenizer__pretokenizers__0__"
         ("xlm-roberta", {"normalizer": {"type": "StripAccents"}}, "normalizer.type: StripAccents"),
         ("xlm-roberta", {"pre_tokenizer": None}, "nothing turns spaces into"),
         ("xlm-roberta", {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "nothing turns spaces into"),
+        ("xlm-roberta", {"model__unk_id": None}, "unk_id must be the id of the unknown token"),
+        ("xlm-roberta", {"post_processor__single": []}, "post_processor.single must have one Sequence"),
+        ("bert", {"post_processor": {"type": "BertProcessing", "cls": ["a"]}}, "cls must be a text and a token id"),
         ("bert", {"normalizer": None}, "BertNormalizer is missing"),
         ("bert", {"normalizer__handle_chinese_chars": False}, "handle_chinese_chars must be true"),
         ("bert", {"pre_tokenizer": {"type": "WhitespaceSplit"}}, "pre_tokenizer.type: WhitespaceSplit"),
@@ -320,6 +323,52 @@ def test_steps_of_the_library(folder: str, changes: dict[str, Any], tmp_path: Pa
     for text in ("Hello caf\u00e9", "cafe\u0301 \ufb01 A\u030a", "a<|endoftext|>e\u0301", "UPPER \u00c9t\u00e9"):
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert vocab.tokenize(text, add_special=False, parse_special=True) == ids, text
+
+
+def _token(text: str, i: int, **said: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": i, "content": text, **flags, **said}
+
+
+def test_tokens_that_swallow_white_space(tmp_path: Path) -> None:
+    library = pytest.importorskip("tokenizers")
+    added = [_token("<l>", 512, lstrip=True), _token("<r>", 513, rstrip=True), _token("<x>", 514)]
+    vocab = _changed("gpt2", tmp_path, added_tokens=[_token("<|endoftext|>", 0, special=True), *added])
+    assert (vocab.lstrip, vocab.rstrip) == ({512}, {513})
+    tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in ("a <l> b", "a <r>  b", "a <x> b", "a \n<l><r> <x>"):
+        assert vocab.tokenize(text, add_special=False) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_a_merge_that_is_listed_twice(tmp_path: Path) -> None:
+    """The last one counts."""
+    if not FOLDERS.is_dir():
+        pytest.skip(f"no golden data in {FOLDERS}")
+    merges = json.loads((FOLDERS / "gpt2" / "tokenizer.json").read_text())["model"]["merges"]
+    _changed("gpt2", tmp_path, model__merges=[*merges, merges[0]])
+    twice = read_tokenizer(tmp_path, Config.of_folder(tmp_path))["tokenizer.ggml.merges"]
+    _changed("gpt2", tmp_path, model__merges=[*merges[1:], merges[0]])
+    assert twice == read_tokenizer(tmp_path, Config.of_folder(tmp_path))["tokenizer.ggml.merges"]
+
+
+def test_the_unknown_token_is_the_model_s(tmp_path: Path) -> None:
+    """Not that of tokenizer_config.json, which the library's model does not know; and not a token without a text."""
+    assert _changed("bert", tmp_path, model__unk_token="a").unk == _changed("bert", tmp_path).tokenize("a", False)[0]
+    vocab = json.loads((FOLDERS / "xlm-roberta" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert _changed("xlm-roberta", tmp_path, model__vocab=[*vocab, ["", -1.0]]).unk == 3
+
+
+def test_frames(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cls, sep = ["[MASK]", 4], ["[PAD]", 0]
+    for kind in ("BertProcessing", "RobertaProcessing"):
+        vocab = _changed("bert", tmp_path, post_processor={"type": kind, "cls": cls, "sep": sep})
+        assert (vocab.before, vocab.after) == ([4], [0])
+    assert not caplog.records
+    special = {"m": {"id": "m", "ids": [0, 1], "tokens": ["a", "b"]}}
+    single = [{"SpecialToken": {"id": "m", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    frame = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    _changed("gpt2", tmp_path, post_processor=frame)
+    assert "post_processor puts [0, 1] before a text, pyggml does not" in caplog.text
 
 
 def test_a_form_in_a_file(tmp_path: Path) -> None:

@@ -114,12 +114,12 @@ def token_id(kv: Mapping[str, object], name: str, n: int, default: int | None) -
     return None
 
 
-def suppressed(kv: Mapping[str, object], n: int) -> tuple[int, ...]:
-    """Ids of tokens that are never sampled. Ids outside the vocabulary are left out, as llama.cpp does. Raises
-    ModelError for a value that is not an array of INT32."""
-    ids = np.asarray(kv.get(KEY + "suppress_tokens", np.empty(0, np.int32)))
+def token_ids(kv: Mapping[str, object], name: str, n: int) -> tuple[int, ...]:
+    """An array of token ids; empty when the key is missing. Ids outside the vocabulary are left out, as llama.cpp does
+    with those of tokens that are never sampled. Raises ModelError for a value that is not an array of INT32."""
+    ids = np.asarray(kv.get(KEY + name, np.empty(0, np.int32)))
     if ids.ndim != 1 or ids.dtype != np.int32:
-        raise ModelError(f"{KEY}suppress_tokens is not an array of INT32")
+        raise ModelError(f"{KEY}{name} is not an array of INT32")
     return tuple(ids[(ids >= 0) & (ids < n)].tolist())
 
 

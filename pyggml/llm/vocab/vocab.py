@@ -16,7 +16,7 @@ from .kinds import Kind, Tokenizer, kind_of, make_tokenizer
 from .kinds.spm import SPM
 from .roles import Roles
 from .special import SpecialTokens
-from .tokens import KEY, Tokens, TokenType, flag, suppressed, utf8
+from .tokens import KEY, Tokens, TokenType, flag, token_ids, utf8
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
 _SPACE_BEFORE = re.compile(rb" (?=[?!.,])", re.DOTALL)
@@ -56,7 +56,7 @@ class Vocab:
         self.add_eos = flag(kv, "add_eos_token", kind.add_eos) and self.eos is not None
         self.add_sep = flag(kv, "add_sep_token", kind.add_sep) and self.sep is not None
         self.add_space_prefix, self.clean_spaces = kind.add_space_prefix, kind.clean_spaces
-        self.suppressed = suppressed(kv, n)
+        self.suppressed = token_ids(kv, "suppress_tokens", n)
         self.before, self.after = self._frame(kind)
         self.form = form_of(kv)
         self._pieces: list[bytes | None] = [None] * n
@@ -215,8 +215,11 @@ class Vocab:
         return SpecialTokens(always, parsed, self.lstrip, self.rstrip)
 
     def _find_strips(self, kv: Mapping[str, object]) -> tuple[set[int], set[int]]:
+        said = tuple(token_ids(kv, f"{side}strip_tokens", len(self._tokens.texts)) for side in "lr")
+        if any(said):
+            return set(said[0]), set(said[1])
         ids = self._tokens.ids
-        # A file does not say which tokens swallow white space: llama.cpp goes by names.
+        # Other programs' files do not say which tokens swallow white space: llama.cpp goes by names.
         name, arch, pre = (str(kv.get(key, "")) for key in ("general.name", "general.architecture", f"{KEY}pre"))
         lstrip, rstrip = set[int](), set[int]()
         names = ("jina-v2-de", "jina-v2-es", "jina-v2-code")
