@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ ROLES = {  # key in configs -> key in the GGUF
 }
 _NO_SCORE = -1000.0  # the score of a token that no merge makes
 _MAX_SCORE = 3.4e38
+_SHOWN = 3  # tokens before a text that an error shows; a vocabulary puts one there
 Keys = dict[str, Any]
 
 
@@ -415,8 +416,8 @@ def _roles(v: _Vocabulary, about: Part, tokenizer: Part, folder: Path, config: C
 
 
 def _frame(tokenizer: Part) -> tuple[list[int], list[int]]:
-    """The tokens that the post-processor puts before a text and after it. Raises ModelError when it leaves the text out
-    or says it twice."""
+    """The first tokens that the post-processor puts before a text and after it. Raises ModelError when it leaves the
+    text out or says it twice."""
     for p in tokenizer.steps("post_processor", "processors"):
         kind = p.text("type")
         if kind in ("BertProcessing", "RobertaProcessing"):
@@ -427,7 +428,7 @@ def _frame(tokenizer: Part) -> tuple[list[int], list[int]]:
             if len(texts) != 1:
                 p.fail("single", "must have one Sequence")
             sides = parts[: texts[0]], parts[texts[0] + 1 :]
-            before, after = ([i for part in side for i in _framing(p, part)] for side in sides)
+            before, after = ([*islice((i for part in side for i in _framing(p, part)), _SHOWN)] for side in sides)
             return before, after
     return [], []
 
