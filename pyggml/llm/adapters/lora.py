@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -24,6 +25,10 @@ from pyggml.tensor import Tensor
 MAX_SCALE = 1e30  # a weight times this is a finite F32
 _A, _B = ".lora_a", ".lora_b"
 TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
+_IN_NO_PRODUCT = re.compile(  # what an adapter cannot change: it adds to products
+    r"(norm(_\d+)?|conv|conv1d(_[qkv])?|_sinks|(layer|hc)\w*_(scale|base)|\bposition_embd|\btoken_types|\brope_\w+)"
+    r"(\.weight)?$|\bssm_[ad]$|\.bias$"
+)
 
 
 class Adaptable(Protocol):
@@ -91,6 +96,8 @@ class Lora:
             known = model.weights.get(name)
             if known is None and name == OUTPUT:
                 known = model.weights.get(TOKEN_EMBD)  # the embeddings are the output too
+            if known is not None and _IN_NO_PRODUCT.search(name):
+                raise ModelError(f"{self.path}: an adapter of {name} changes nothing: no product has that weight")
             if known is None:
                 raise ModelError(f"{self.path}: the model has no weight {name} (is it another model's adapter?)")
             _check_shapes(self.path, name, known, pair)
@@ -163,6 +170,9 @@ def pairs_of(path: str, tensors: Mapping[str, Tensor], alpha: float) -> dict[str
         a, b = tensors.get(weight + _A), tensors.get(weight + _B)
         if a is None or b is None:
             raise ModelError(f"{path}: {t.describe()} has no other half: there is no {weight}{_B if b is None else _A}")
+        for half in (a, b):
+            if half.dtype in WEIGHT_TYPES and not np.isfinite(dequantize(half.tobytes(), half.dtype)).all():
+                raise ModelError(f"{path}: {half.describe()} holds numbers that are not finite")
         rank = b.ne[0]
         pairs[weight] = Pair(a, b, alpha / rank if alpha else 1.0)
     if skipped:

@@ -308,3 +308,18 @@ def test_files_that_are_no_adapters(plain: Model, tmp_path: Path) -> None:
     for bad in (5, None, b"\0"):
         with pytest.raises(ModelError):
             plain.load_lora(bad)  # type: ignore[arg-type]
+
+
+def test_numbers_that_are_not_finite(plain: Model, tmp_path: Path) -> None:
+    for half, bad in (("lora_a", np.nan), ("lora_b", -np.inf)):
+        made = halves(plain, [Q])
+        made[f"{Q}.{half}"][1, 2] = bad
+        with pytest.raises(ModelError, match=rf"attn_q.weight.{half}.*not finite"):
+            plain.load_lora(write_lora(tmp_path / "l.gguf", made))
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_norm.weight", "output_norm.weight"])
+def test_weights_that_no_product_has(plain: Model, tmp_path: Path, name: str) -> None:
+    """An adapter of a norm would change nothing, and a merged model would be another than the one that is adapted."""
+    with pytest.raises(ModelError, match=f"an adapter of {name} changes nothing"):
+        plain.load_lora(write_lora(tmp_path / "l.gguf", halves(plain, [name])))
