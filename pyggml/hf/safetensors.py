@@ -92,14 +92,16 @@ def _sharded(folder: Path, index: Path) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict) or not all(isinstance(n, str) for n in weight_map.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         raise ModelError(f"{index}: has no weight_map with the name of a file for each tensor")
     weight_map = cast("dict[str, str]", weight_map)
-    found: dict[str, StoredTensor] = {}
+    shards: dict[str, dict[str, StoredTensor]] = {}
     for name in dict.fromkeys(weight_map.values()):
         if Path(name).name != name or "\0" in name:
             raise ModelError(f"{index}: the shard {name!r} is not in the folder")
-        found.update(open_file(folder / name))
-    missing = next((n for n in weight_map if n not in found), None)
-    if missing is not None:
-        raise ModelError(f"{index}: the tensor {missing} is not in {weight_map[missing]}")
+        shards[name] = open_file(folder / name)
+    found = {name: t for shard in shards.values() for name, t in shard.items()}
+    for name, shard in weight_map.items():  # a tensor may be in two shards
+        if name not in shards[shard]:
+            raise ModelError(f"{index}: the tensor {name} is not in {shard}")
+        found[name] = shards[shard][name]
     return found
 
 

@@ -159,3 +159,11 @@ def test_mxfp4(tmp_path: Path) -> None:
     assert np.array_equal(found["blk.0.ffn_down_exps.weight"].numpy(), want["down_proj"])
     assert np.array_equal(found["blk.0.ffn_gate_exps.weight"].numpy(), want["gate_up_proj"][:, 0::2])
     assert np.array_equal(found["blk.0.ffn_up_exps.weight"].numpy(), want["gate_up_proj"][:, 1::2])
+
+
+def test_a_tensor_in_two_shards_is_that_of_the_index(tmp_path: Path) -> None:
+    write_safetensors(tmp_path / "1.safetensors", {"a": np.ones(3, np.float32)})
+    write_safetensors(tmp_path / "2.safetensors", {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)})
+    weight_map = {"a": "1.safetensors", "b": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert open_folder(tmp_path)["a"].stored().tolist() == [1, 1, 1]
