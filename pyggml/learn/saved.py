@@ -86,6 +86,8 @@ def save(t: Training, path: str | os.PathLike[str]) -> None:
     """See `Trainer.save`."""
     out = output_of(path, t.model.path)
     if isinstance(t.train, LoRA):
+        for param, tensor in t.params.items():
+            _refuse_failed(param, tensor.numpy())
         try:
             if out.endswith(".gguf"):
                 save_lora(t.lora, out)
@@ -104,6 +106,11 @@ def save(t: Training, path: str | os.PathLike[str]) -> None:
     finally:
         if os.path.exists(temporary):
             os.remove(temporary)
+
+
+def _refuse_failed(name: str, values: Floats) -> None:
+    if not np.isfinite(values).all():
+        raise ModelError(f"{name} has elements that are not finite numbers: the training has failed")
 
 
 def _write(t: Training, path: str) -> None:
@@ -146,8 +153,7 @@ class _TrainedSource:
             yield from self._source.rows(name, n_elements)
             return
         values = self._t.weight(name)
-        if not np.isfinite(values).all():
-            raise ModelError(f"{name} has elements that are not finite numbers: the training has failed")
+        _refuse_failed(name, values)
         of = self.tensors[name]
         if of.dtype is DType.F16 and np.abs(values).max() >= _F16_INFINITE:
             raise ModelError(f"{name} has elements that F16 does not have: load the model in F32 or BF16 to train it")

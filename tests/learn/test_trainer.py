@@ -576,3 +576,14 @@ def test_more_bad_arguments_of_a_trainer(tiny: Path) -> None:
     for call in bad:
         with pytest.raises(GGMLError):
             call()
+
+
+@pytest.mark.parametrize("train", [LORA, "all"])
+@pytest.mark.parametrize("name", ["a.gguf", "folder"])
+def test_what_a_failed_training_made_is_not_written(tiny: Path, tmp_path: Path, train: Any, name: str) -> None:
+    t = gg.load_model(tiny).trainer(gg.SGD(lr=0.1), train)
+    param = next(iter(t.params.values()))
+    param.set(np.full(param.shape, np.nan, np.float32))
+    with pytest.raises(ModelError, match="the training has failed"):
+        t.save(tmp_path / name)
+    assert not (tmp_path / name).exists()
