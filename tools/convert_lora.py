@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyggml.errors import ModelError
+from pyggml.gguf_io.split import refuse_source
 from pyggml.hf.parts import read_object
 from pyggml.llm.adapters.lora import Lora, save_lora
 from pyggml.llm.adapters.peft import CONFIG
@@ -22,6 +23,8 @@ def convert_lora(adapter: Path, out: Path, base: Path | None = None) -> Lora:
         if not isinstance(name, str) or not Path(name).exists():
             raise ModelError(f"{adapter}: its base model {name!r} is not here: name a GGUF or folder of it (--base)")
         base = Path(name)
+    for source in (adapter, base):
+        refuse_source(source, out)
     with load_model(base, repack=False) as model:
         lora = model.load_lora(adapter)
     save_lora(lora, out)

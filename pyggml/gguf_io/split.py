@@ -267,3 +267,16 @@ def refuse_own_output(file: GGUFFile, paths: Iterable[str]) -> None:
     for out in paths:
         if os.path.exists(out) and any(os.path.samefile(out, part.path) for part in file.parts):
             raise GGUFError(f"{out}: the output is the input; name another file")
+
+
+def refuse_source(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
+    """Raises GGUFError when `out` is what is converted: the file `source`, or a file of the folder `source`. A GGUF
+    file in a folder may be replaced: nothing of a folder is read from one."""
+    if not os.path.exists(out):
+        return
+    read = [os.fspath(source)]
+    if os.path.isdir(source):
+        with os.scandir(source) as entries:
+            read = [entry.path for entry in entries if not entry.name.endswith(".gguf")]
+    if any(os.path.exists(path) and os.path.samefile(out, path) for path in read):
+        raise GGUFError(f"{os.fspath(out)}: is read, too, and would be lost; name another file")

@@ -15,6 +15,7 @@ from pyggml.buffers.buffer import Buffer, Bytes, FetchedBuffer
 from pyggml.errors import ModelError
 from pyggml.gguf_io.bind import bound, read_only
 from pyggml.gguf_io.read import GGUF_DEFAULT_ALIGNMENT
+from pyggml.gguf_io.split import refuse_source
 from pyggml.gguf_io.write import kv_record
 from pyggml.tensor import Tensor
 
@@ -65,7 +66,8 @@ class HFFolder:
         return self.tensors[name].rows(n_elements)
 
     def refuse_output(self, out: str) -> None:
-        """Refuses nothing: no GGUF file that is written can be one of the folder's files."""
+        """Raises GGUFError when `out` is one of the folder's files, see `refuse_source`."""
+        refuse_source(self.path, out)
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:

@@ -18,6 +18,7 @@ from pyggml.buffers.buffer import Buffer, Bytes
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, ModelError
 from pyggml.gguf_io.bind import bound
+from pyggml.gguf_io.split import refuse_source
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record
 from pyggml.models.hparams import MAX_LAYERS
 from pyggml.tensor import Ne, Tensor, full_ne, rank_of
@@ -121,6 +122,7 @@ def read_whisper(path: str | os.PathLike[str], vocab_only: bool = False) -> Whis
 def write_gguf(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
     """Write a file of whisper.cpp as a GGUF, with its tensors as they are. Raises as `read_whisper`, and GGUFError when
     `out` cannot be written."""
+    refuse_source(path, out)
     file = read_whisper(path)
     infos: list[TensorInfo] = [(t.name, t.dtype, t.ne[: rank_of(t.ne)]) for t in file.tensors.values()]
     records = [kv_record(key, np.float32(v) if isinstance(v, float) else v) for key, v in file.kv.items()]

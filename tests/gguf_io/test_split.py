@@ -21,6 +21,7 @@ from pyggml.gguf_io.split import (
     open_model,
     part_path,
     prefix_of,
+    refuse_source,
     split_model,
     split_tensors,
 )
@@ -189,3 +190,19 @@ def test_parts_that_become_something_else(parts: list[Path], tmp_path: Path) -> 
     with pytest.raises(GGUFError, match=r"00003-of-00003.gguf: is no regular file"):
         write_quantized(plan, out)
     assert not out.exists()
+
+
+def test_what_is_converted_is_not_replaced(tmp_path: Path) -> None:
+    """By any of its names; a GGUF file in the folder may be."""
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "old.gguf"):
+        (folder / name).write_bytes(b"x")
+    (tmp_path / "link.gguf").symlink_to(folder / "model.safetensors")
+    for out in (folder / "config.json", folder / ".." / "hf" / "model.safetensors", tmp_path / "link.gguf"):
+        with pytest.raises(GGUFError, match="is read, too"):
+            refuse_source(folder, out)
+    with pytest.raises(GGUFError, match="is read, too"):
+        refuse_source(folder / "config.json", folder / "config.json")
+    refuse_source(folder, folder / "old.gguf")
+    refuse_source(folder, folder / "new.gguf")

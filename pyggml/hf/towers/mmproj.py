@@ -15,6 +15,7 @@ import numpy as np
 from pyggml.codec import encode
 from pyggml.dtypes import DType
 from pyggml.errors import DTypeError, GGUFError, MediaError, ModelError
+from pyggml.gguf_io.split import refuse_source
 from pyggml.gguf_io.write import GGUFOut, TensorInfo, kv_record
 from pyggml.media.processors import colours_of
 from pyggml.tensor import Ne, Tensor, rank_of
@@ -49,6 +50,7 @@ def write_mmproj(
     """
     if dtype is not None and dtype not in TYPES:
         raise DTypeError(f"an mmproj file has tensors of {', '.join(t.name for t in TYPES)}, not {dtype.name}")
+    refuse_source(folder, path)
     found = open_tower(os.fspath(folder))
     if found is None:
         raise ModelError(f"{os.fspath(folder)}: has no tower that sees or hears: there is nothing for an mmproj file")
