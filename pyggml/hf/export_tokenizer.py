@@ -8,10 +8,8 @@ the same ids. A vocabulary that these steps cannot describe is refused by name.
 from __future__ import annotations
 
 import re
-import unicodedata
 from base64 import b64encode
 from collections.abc import Container, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,13 +25,12 @@ from pyggml.small_file import HALF
 from .pretokenizers import steps_of
 from .sentencepiece import BPE, UNIGRAM, SentencePiece, build
 from .tokenizer import KEY, ROLES
-from .tokenizer_steps import LINES, SPACE
+from .tokenizer_steps import LINES, SPACE, first_of_decomposed, replace_step, steps_of_scores
 
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 _ADDED = (*_SPECIAL, TokenType.USER_DEFINED)
 _BY_SCORE = (TokenType.NORMAL, TokenType.UNUSED, TokenType.USER_DEFINED)  # what text may become in a Unigram model
 _NEVER = -1000.0  # the score of all other tokens in a Unigram model
-_APART = "\ufdd0"  # not a character, and in no character map
 _MAX_WORD = 100  # characters; BERT takes a longer word for unknown
 Keys = dict[str, Any]
 
@@ -153,10 +150,6 @@ class _Vocabulary:
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
-def _replace(pattern: str, content: str, kind: str = "String") -> Keys:
-    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
-
-
 def _sequence(name: str, parts: list[Keys]) -> Keys:
     return {"type": "Sequence", name: parts}
 
@@ -169,7 +162,7 @@ def _steps(normalizer: Keys | None) -> list[Keys]:
 _BYTE_LEVEL: Keys = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _FUSE: Keys = {"type": "Fuse"}
 _OF_BYTES = [
-    _replace(SPACE, " "),
+    replace_step(SPACE, " "),
     {"type": "ByteFallback"},
     _FUSE,
 ]  # for tokens that spell a space U+2581 and a byte <0x00>
@@ -180,8 +173,8 @@ def _decoder(v: _Vocabulary, parts: list[Keys]) -> Keys:
     if v.vocab.add_space_prefix:
         parts = [*parts, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
     if v.vocab.clean_spaces:
-        contraction = _replace(" (?='(?:[sm]|re|ve))", "", "Regex")
-        parts = [*parts, _replace(" (?=[?!.,])", "", "Regex"), _replace(" ' ", "'"), contraction]
+        contraction = replace_step(" (?='(?:[sm]|re|ve))", "", "Regex")
+        parts = [*parts, replace_step(" (?=[?!.,])", "", "Regex"), replace_step(" ' ", "'"), contraction]
     return _sequence("decoders", parts)
 
 
@@ -212,7 +205,7 @@ def _spm(v: _Vocabulary) -> Keys:
     pairs = cast("list[tuple[int, int]]", zip(left[order].tolist(), right[order].tolist(), strict=True))
     merges = [(v.texts[a], v.texts[b]) for a, b in pairs]
     return {
-        "normalizer": _sequence("normalizers", [*put, _replace(" ", SPACE)]),
+        "normalizer": _sequence("normalizers", [*put, replace_step(" ", SPACE)]),
         "pre_tokenizer": None,
         "post_processor": v.frame(),
         "decoder": _decoder(v, _OF_BYTES),
@@ -267,7 +260,7 @@ def _spelled(v: _Vocabulary) -> list[Keys]:
     known = set(SPELLING.values())
     texts = [text for text, kind in zip(v.texts, v.types, strict=True) if kind in _ADDED and not text.isascii()]
     return [
-        _replace(rf"\A{re.escape(text)}\z", text.encode().decode("latin-1").translate(SPELLING), "Regex")
+        replace_step(rf"\A{re.escape(text)}\z", text.encode().decode("latin-1").translate(SPELLING), "Regex")
         for text in texts
         if known.issuperset(text)
     ]
@@ -275,7 +268,7 @@ def _spelled(v: _Vocabulary) -> list[Keys]:
 
 def _gemma4(v: _Vocabulary) -> Keys:
     return {
-        "normalizer": _replace(" ", SPACE),
+        "normalizer": replace_step(" ", SPACE),
         "pre_tokenizer": LINES,
         "post_processor": v.frame(),
         "decoder": _decoder(v, _OF_BYTES),
@@ -310,7 +303,11 @@ def _word_piece(v: _Vocabulary) -> Keys:
         "max_input_chars_per_word": _MAX_WORD,
         "vocab": vocab,
     }
-    words = [_replace(rf"\A(?!{'|'.join(['##', *shown])})", " ", "Regex"), _replace(r"\A##", "", "Regex"), _FUSE]
+    words = [
+        replace_step(rf"\A(?!{'|'.join(['##', *shown])})", " ", "Regex"),
+        replace_step(r"\A##", "", "Regex"),
+        _FUSE,
+    ]
     return {
         "normalizer": _sequence("normalizers", [*(first_of_decomposed() if strip_accents else []), normalizer]),
         "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -318,20 +315,6 @@ def _word_piece(v: _Vocabulary) -> Keys:
         "decoder": _decoder(v, words),
         "model": model,
     }
-
-
-@cache
-def first_of_decomposed() -> list[Keys]:
-    """The steps that replace a character by the first of its parts and drop all marks, as llama.cpp does. BERT's own
-    normalizer drops some marks only."""
-    groups: dict[str, str] = {}
-    for char in map(chr, range(0xC0, 0x110000)):
-        if unicodedata.decomposition(char) or "\uac00" <= char <= "\ud7a3":
-            first, *rest = unicodedata.normalize("NFD", char)
-            if any(unicodedata.category(c) != "Mn" for c in rest) and not unicodedata.category(first).startswith("M"):
-                groups[first] = groups.get(first, "") + char
-    parts = [_replace(f"[{chars}]", first, "Regex") for first, chars in groups.items()]
-    return [*parts, _replace(r"[\p{Mc}\p{Me}]", "", "Regex")]
 
 
 def _unigram(v: _Vocabulary) -> Keys:
@@ -349,13 +332,13 @@ def _unigram(v: _Vocabulary) -> Keys:
         normalizers += [runs, ends, {"type": "Prepend", "prepend": SPACE}]
     elif prefix and not once:  # a text of spaces alone gets no prefix
         normalizers.append(first)
-    normalizers.append(_replace(" ", SPACE))
+    normalizers.append(replace_step(" ", SPACE))
     meta = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
     return {
         "normalizer": _sequence("normalizers", normalizers),
         "pre_tokenizer": meta if prefix and once and not merge else None,
         "post_processor": v.frame(),
-        "decoder": _decoder(v, [_replace(SPACE, " "), _FUSE]),
+        "decoder": _decoder(v, [replace_step(SPACE, " "), _FUSE]),
         "model": {
             "type": "Unigram",
             "unk_id": v.vocab.unk,
@@ -363,26 +346,6 @@ def _unigram(v: _Vocabulary) -> Keys:
             "byte_fallback": False,
         },
     }
-
-
-@cache
-def steps_of_scores() -> list[Keys]:
-    """Steps for a Unigram model: put characters apart that the library would look up together, take away what stands
-    between them, make one space of several, drop the first and the last one, put one before a text."""
-    return [
-        _replace(_before_marks(), _APART, "Regex"),
-        _replace(_APART, ""),
-        _replace(" {2,}", " ", "Regex"),
-        _replace("^ | $", "", "Regex"),
-        _replace(r"\A(?= *+[^ ])", SPACE, "Regex"),
-    ]
-
-
-def _before_marks() -> str:
-    """A pattern of the places between a character that the map changes and a mark. The library looks both up together
-    and loses the mark, so something has to stand between them."""
-    changed = [c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c).startswith("<")]
-    return rf"(?<=[{''.join(changed)}])(?=\p{{M}})"
 
 
 def _charsmap(v: _Vocabulary) -> bytes:

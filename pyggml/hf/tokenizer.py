@@ -25,7 +25,17 @@ from .config import Config
 from .parts import Part
 from .pretokenizers import expressions_of, name_of
 from .sentencepiece import UNIGRAM, parse, parse_charsmap
-from .tokenizer_steps import BYTES, LINES, PIECES, SCORES, SPACE, WORDS, check_steps
+from .tokenizer_steps import (
+    BYTES,
+    LINES,
+    PIECES,
+    SCORES,
+    SPACE,
+    WORDS,
+    check_steps,
+    first_of_decomposed,
+    steps_of_scores,
+)
 
 KEY = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -205,7 +215,7 @@ def _bpe(v: _Vocabulary, tokenizer: Part, about: Part, config: Config) -> Keys:
         raise ModelError(f"{tokenizer.where}no pre-tokenizer is known that cuts text with {text:.300}")
     is_gemma4 = pre is None and config.model_type.startswith("gemma4")
     no_prefix = about.values.get("add_prefix_space") is False
-    check_steps(tokenizer, BYTES if pre is not None else PIECES, [LINES] if is_gemma4 else [], no_prefix)
+    check_steps(tokenizer, BYTES if pre is not None else PIECES, lambda: [LINES] if is_gemma4 else [], no_prefix)
     merges, unk = _merges(model), model.text("unk_token")
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
@@ -221,17 +231,14 @@ def _bpe(v: _Vocabulary, tokenizer: Part, about: Part, config: Config) -> Keys:
 
 
 def _word_piece(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
-    from .export_tokenizer import first_of_decomposed
-
-    steps = list(tokenizer.steps("normalizer", "normalizers"))
-    check_steps(tokenizer, WORDS, first_of_decomposed() if len(steps) > 1 else [])
+    check_steps(tokenizer, WORDS, first_of_decomposed)
+    steps = tokenizer.steps("normalizer", "normalizers")
     bert = next((step for step in steps if step.text("type") == "BertNormalizer"), None)
     if bert is None:
         raise ModelError(f"{tokenizer.where}normalizer: BertNormalizer is missing, without which no WordPiece is read")
-    prefix = model.text("continuing_subword_prefix")
-    if prefix not in (None, "##"):
-        model.fail("continuing_subword_prefix", "must be ##")
     prefix = "##"
+    if model.text("continuing_subword_prefix") not in (None, prefix):
+        model.fail("continuing_subword_prefix", f"must be {prefix}")
     lowercase = bert.flag("lowercase", True)
     _put_added(v, tokenizer)
     special = {a.text for a in _added(tokenizer)}
@@ -247,9 +254,7 @@ def _word_piece(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
 
 
 def _unigram(v: _Vocabulary, tokenizer: Part, model: Part) -> Keys:
-    from .export_tokenizer import steps_of_scores
-
-    check_steps(tokenizer, SCORES, steps_of_scores())
+    check_steps(tokenizer, SCORES, steps_of_scores)
     unk_id, unk = model.number("unk_id"), model.text("unk_token")
     if unk_id is None and unk is None:
         model.fail("unk_id", "must be the id of the unknown token")

@@ -1,12 +1,14 @@
-"""Check the steps of a tokenizer.json: a vocabulary does not do all that the tokenizers library can, and a step that is
-left out without a word would give other ids than the model was trained on.
+"""The steps of a tokenizer.json that a vocabulary does. It does not do all that the tokenizers library can, and a step
+that is left out without a word would give other ids than the model was trained on: such a file is refused.
 
 The keys of a GGUF say the rest; see `tokenizer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NoReturn
 
 from pyggml.errors import ModelError
@@ -16,30 +18,77 @@ from .parts import Part
 
 SPACE = "▁"
 BYTES, PIECES, WORDS, SCORES = "byte-level BPE", "BPE", "WordPiece", "Unigram"
+_APART = "\ufdd0"  # not a character, and in no character map
 LINES = {"type": "Split", "pattern": {"Regex": r"[^\n]+|\n+"}, "behavior": "Isolated", "invert": False}  # Gemma 4
 
 
-def check_steps(tokenizer: Part, kind: str, known: Iterable[dict[str, Any]] = (), prefix_is_set: bool = False) -> None:
+def replace_step(pattern: str, content: str, kind: str = "String") -> dict[str, Any]:
+    """A step that replaces what a pattern finds, a `kind` of "String" or "Regex"."""
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+@cache
+def first_of_decomposed() -> list[dict[str, Any]]:
+    """The steps that replace a character by the first of its parts and drop all marks, as llama.cpp does. BERT's own
+    normalizer drops some marks only."""
+    groups: dict[str, str] = {}
+    for char in map(chr, range(0xC0, 0x110000)):
+        if unicodedata.decomposition(char) or "\uac00" <= char <= "\ud7a3":
+            first, *rest = unicodedata.normalize("NFD", char)
+            if any(unicodedata.category(c) != "Mn" for c in rest) and not unicodedata.category(first).startswith("M"):
+                groups[first] = groups.get(first, "") + char
+    parts = [replace_step(f"[{chars}]", first, "Regex") for first, chars in groups.items()]
+    return [*parts, replace_step(r"[\p{Mc}\p{Me}]", "", "Regex")]
+
+
+@cache
+def steps_of_scores() -> list[dict[str, Any]]:
+    """Steps for a Unigram model: put characters apart that the library would look up together, take away what stands
+    between them, make one space of several, drop the first and the last one, put one before a text."""
+    return [
+        replace_step(_before_marks(), _APART, "Regex"),
+        replace_step(_APART, ""),
+        replace_step(" {2,}", " ", "Regex"),
+        replace_step("^ | $", "", "Regex"),
+        replace_step(r"\A(?= *+[^ ])", SPACE, "Regex"),
+    ]
+
+
+def _before_marks() -> str:
+    """A pattern of the places between a character that the map changes and a mark. The library looks both up together
+    and loses the mark, so something has to stand between them."""
+    changed = [c for c in map(chr, range(0x110000)) if unicodedata.decomposition(c).startswith("<")]
+    return rf"(?<=[{''.join(changed)}])(?=\p{{M}})"
+
+
+def check_steps(
+    tokenizer: Part, kind: str, written: Callable[[], list[dict[str, Any]]] = list, prefix_is_set: bool = False
+) -> None:
     """Raise ModelError for a normalizer, a pre-tokenizer or a setting of the model that a vocabulary of the `kind` has
-    no form for. `known` are steps that are taken as they are. `prefix_is_set`: tokenizer_config.json says that no space
-    is put before a text."""
-    known = list(known)
+    no form for. `written` gives steps that are taken nevertheless: those that `export_tokenizer.py` writes.
+    `prefix_is_set`: tokenizer_config.json says that no space is put before a text."""
     model = tokenizer.part("model")
     if kind in (BYTES, PIECES):
         _check_bpe(model)
     writes_spaces = kind in (BYTES, WORDS)  # whether a space need not become U+2581
     replaced = False
     for step in tokenizer.steps("normalizer", "normalizers"):
-        if step.values in known:
+        try:
+            _check_normalizer(step, kind, replaced)
+        except ModelError:
+            if step.values not in written():
+                raise
             replaced |= kind == SCORES and step.text("content") == SPACE
             continue
-        _check_normalizer(step, kind, replaced)
         replaced |= step.text("type") in ("Replace", "Prepend")
         writes_spaces |= _is_replace(step, " ", SPACE) or (_is_runs_of_spaces(step) and step.text("content") == SPACE)
     done = False
     for step in tokenizer.steps("pre_tokenizer", "pretokenizers"):
-        if step.values not in known:
+        try:
             _check_cut(step, kind, prefix_is_set, done)
+        except ModelError:
+            if step.values not in written():
+                raise
         done |= step.text("type") in ("Metaspace", "BertPreTokenizer")
     if kind == WORDS and not done:
         _refuse(tokenizer, "pre_tokenizer: BertPreTokenizer is missing", kind)
