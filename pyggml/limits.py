@@ -52,7 +52,7 @@ BREAKERS = 1 << 8  # sequence breakers of DRY: each is looked for in the whole v
 
 # Requests to the server
 REQUEST_BYTES = 1 << 24  # size of a request's body
-REQUEST_PARTS = 1 << 20  # brackets in a body, which begin lists and objects
+REQUEST_PARTS = 1 << 20  # brackets and colons in a body, which begin lists, objects and values of members
 REQUEST_PROBS = 1 << 20  # log-probabilities in one answer: texts times tokens times `n_probs` (half a GB)
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed
 BIASED_TEXTS = 1 << 12  # texts in `logit_bias`, each of which is tokenized

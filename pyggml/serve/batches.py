@@ -33,7 +33,7 @@ from pyggml.llm.openai.request import new_id, now
 
 from .errors import HTTPError, of_request
 from .forms import read_form
-from .http import Json, body_of, dumps, is_dense, json_object
+from .http import Json, body_of, dumps, is_dense, json_object, read_json
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{32}")
 _OPEN = ("in_progress", "cancelling")
@@ -411,7 +411,7 @@ def _request(text: bytes) -> Any:
     if len(text) > limits.REQUEST_BYTES or is_dense(text):
         return ""
     try:
-        return json.loads(text)
+        return read_json(text)
     except (ValueError, RecursionError):
         return ""
 

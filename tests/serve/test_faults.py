@@ -48,6 +48,7 @@ _EDIT = {"node": "l_out-0", "tokens": [10**30]}
         (COMPLETION, b'{"prompt": "\xff"}', 400, "not UTF-8"),
         (COMPLETION, b"[" * 100_000, 400, "nested too deep"),
         (COMPLETION, b'{"prompt": "x", "ignored": [' + b"[]," * (1 << 20) + b"0]}", 413, "1048576 brackets"),
+        (COMPLETION, b'{"prompt": "x", "ignored": {' + b'"":1,' * (1 << 20) + b'"":1}}', 413, "1048576 brackets"),
         (COMPLETION, b'{"prompt": NaN}', 400, "NaN"),
         (COMPLETION, b'{"seed": ' + b"9" * 5000 + b"}", 400, "no JSON"),
         (COMPLETION, [], 400, "must be a JSON object"),
