@@ -54,6 +54,7 @@ BREAKERS = 1 << 8  # sequence breakers of DRY: each is looked for in the whole v
 REQUEST_BYTES = 1 << 24  # size of a request's body
 REQUEST_PARTS = 1 << 20  # brackets and colons in a body, which begin lists, objects and values of members
 REQUEST_PROBS = 1 << 20  # log-probabilities in one answer: texts times tokens times `n_probs` (half a GB)
+REQUEST_NUMBERS = 1 << 24  # numbers of all vectors of one answer (2,048 texts of 8,192 numbers, or tokens)
 REQUEST_TEXTS = 1 << 11  # answers that one request asks for: prompts times `n`, or texts to embed
 BIASED_TEXTS = 1 << 12  # texts in `logit_bias`, each of which is tokenized
 REQUEST_MEDIA = 1 << 8  # pictures and sounds in one request

@@ -17,6 +17,7 @@ from pyggml.types import Floats
 
 from .errors import HTTPError, of_request, too_long
 from .http import Json, until_gone
+from .long_json import long_json
 from .schemas import EmbeddingBody, RerankBody
 from .service import Service, check_number, service_of
 
@@ -37,18 +38,17 @@ async def embeddings(request: Request) -> Response:
     n = sum(map(len, ids))
     coded = body.encoding_format == "base64"
     data = [
-        {"object": "embedding", "index": i, "embedding": _base64(row) if coded else row.tolist()}
-        for i, row in enumerate(rows)
+        {"object": "embedding", "index": i, "embedding": _base64(row) if coded else row} for i, row in enumerate(rows)
     ]
     usage = {"prompt_tokens": n, "total_tokens": n}
-    return Json({"object": "list", "model": service.name, "data": data, "usage": usage})
+    return await long_json({"object": "list", "model": service.name, "data": data, "usage": usage})
 
 
 async def embedding(request: Request) -> Response:
     """POST /embedding, /embeddings: llama-server's own shape."""
     service = service_of(request)
     _, rows = await _embedded(request, service, await service.read(request, EmbeddingBody.model_validate))
-    return Json([{"index": i, "embedding": np.atleast_2d(row).tolist()} for i, row in enumerate(rows)])
+    return await long_json([{"index": i, "embedding": np.atleast_2d(row)} for i, row in enumerate(rows)])
 
 
 async def rerank(request: Request) -> Response:
@@ -110,6 +110,9 @@ async def _embedded(request: Request, service: Service, body: EmbeddingBody) -> 
         raise HTTPError(400, '"input" or "content" must be provided')
     ids = await service.prepared(lambda: service.prompts(given))
     pooling = _pooling(service)
+    n_rows = sum(map(len, ids)) if pooling == "none" else len(ids)
+    if n_rows * service.model.hparams.n_embd > (most := limits.REQUEST_NUMBERS):
+        raise HTTPError(413, f"the vectors of one request have at most {most} numbers: send fewer or shorter texts")
     normalize = 2.0 if body.embd_normalize is None else body.embd_normalize
     if pooling == "none":
         return await _rows(

@@ -20,10 +20,11 @@ from pyggml.llm.samplers.params import OPTIONS
 
 from .engine_thread import Answering, is_progress
 from .errors import HTTPError
-from .http import Json, event
+from .http import event
+from .long_json import long_json, size
 from .media import check_media, with_marks
 from .schemas import NativeBody
-from .service import Service, check_number, progress, service_of, size, timings
+from .service import Service, check_number, progress, service_of, timings
 
 _SHOWN = 1 << 14  # characters of an option that answers repeat
 _STOP_TYPES = {"eog": "eos", "stop": "word", "length": "limit", None: "none"}
@@ -112,7 +113,7 @@ async def _answered(
     answers = [_Answer(service, body, g, i, shown) for i, g in enumerate(answering.generations)]
     if body.stream:
         return service.stream(answering, _events(answering, answers), ping=body.sse_ping_interval)
-    return Json(await service.answered(request, answering, _whole(answering, answers)))
+    return await long_json(await service.answered(request, answering, _whole(answering, answers)))
 
 
 async def _whole(answering: Answering, answers: Sequence[_Answer]) -> Any:

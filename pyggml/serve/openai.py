@@ -21,6 +21,7 @@ from pyggml.llm.samplers import LogitsProcessor, TextParams
 from .engine_thread import Answering, is_progress
 from .errors import HTTPError, no_model
 from .http import DONE, Json, event
+from .long_json import long_json
 from .media import with_media
 from .schemas import ChatBody, CompletionBody, ControlBody, TextBody
 from .service import FINGERPRINT, Service, progress, service_of, timings
@@ -85,7 +86,7 @@ async def completions(request: Request) -> Response:
         return service.stream(
             answering, _completion_events(service, body, answering, answers), ping=body.sse_ping_interval
         )
-    return Json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
+    return await long_json(await service.answered(request, answering, _whole_completion(service, answering, answers)))
 
 
 def _completions(service: Service, body: CompletionBody) -> tuple[list[Generation], list[str]]:
@@ -143,7 +144,7 @@ async def chat_completions(request: Request) -> Response:
     answering, answers = await begin_chat(service, body)
     if body.stream:
         return service.stream(answering, _chat_events(service, body, answering, answers), ping=body.sse_ping_interval)
-    return Json(await service.answered(request, answering, whole_chat(service, answering, answers)))
+    return await long_json(await service.answered(request, answering, whole_chat(service, answering, answers)))
 
 
 async def control(request: Request) -> Response:

@@ -14,9 +14,10 @@ from pyggml.llm.openai.request import new_id, now
 from .engine_thread import Answering
 from .errors import HTTPError
 from .http import Json, event
+from .long_json import size
 from .openai import begin_chat, counted, whole_chat
 from .schemas import ChatBody, Sampled
-from .service import Service, service_of, size
+from .service import Service, service_of
 
 _SHOWN = 1 << 17  # characters and parts of what answers repeat
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from threading import Event
 from typing import Any, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -45,6 +45,7 @@ from .budget import ram_of_texts, slot_tokens
 from .engine_thread import Answering, EngineThread
 from .errors import HTTPError, of_request, too_long
 from .http import EventStream, event, json_object, until_gone
+from .long_json import size
 from .options import ServeOptions
 from .schemas import Adapter, TextBody, refuse, sampling
 
@@ -336,19 +337,6 @@ def _check_options(params: TextParams, n: int) -> None:
     values = (params.stop, params.grammar, params.json_schema, params.dry_sequence_breakers, params.logit_bias)
     if sum(size(value, most) for value in values) > most:
         raise HTTPError(400, f"the options of {n} texts have more than {limits.REQUEST_BYTES} characters together")
-
-
-def size(value: Any, most: int) -> int:
-    """How many characters and parts a value of a request has, counted up to a little more than `most`."""
-    left, n = [value], 0
-    while left and n <= most:
-        part = left.pop()
-        n += len(part) if isinstance(part, str) else 1
-        if isinstance(part, Mapping):
-            left += islice(cast("Mapping[Any, Any]", part).items(), most)
-        elif isinstance(part, (list, tuple)):
-            left += islice(cast("Sequence[Any]", part), most)
-    return n
 
 
 def service_of(request: Request) -> Service:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 from pydantic import ValidationError
 from starlette.testclient import TestClient
@@ -28,7 +29,7 @@ from pyggml.errors import Aborted, ModelError
 from pyggml.llm.generate.engine import Token
 from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.samplers import TextParams
-from pyggml.serve import ServeOptions, create_app
+from pyggml.serve import ServeOptions, create_app, long_json
 from pyggml.serve.engine_thread import Answering, EngineThread
 from pyggml.serve.http import dumps
 from pyggml.serve.schemas import Body
@@ -291,6 +292,29 @@ def test_numbers_that_json_lacks() -> None:
     """They are null, as llama-server's, not NaN, which no strict reader takes."""
     value = {"embedding": [math.nan, 1.5], "top": [{"logprob": -math.inf}], "ids": (1, True, None)}
     assert dumps(value) == b'{"embedding":[null,1.5],"top":[{"logprob":null}],"ids":[1,true,null]}'
+
+
+def test_a_long_answer_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one call of `json.dumps` writes 18 MB, nobody else has a turn."""
+    parts = list[bytes]()
+    monkeypatch.setattr(long_json, "dumps", lambda value: parts.append(dumps(value)) or parts[-1])  # pyright: ignore
+    top = [{"id": i, "token": "é", "bytes": [195, 169], "logprob": -math.inf} for i in range(3000)]
+    value = {"probs": [{"top": top, "id": i} for i in range(3)], "ids": list(range(100_000)), "none": [], "n": {}}
+    made = asyncio.run(long_json.long_json(value))
+    assert made.body == dumps(value) and max(map(len, parts)) < 40_000
+    rows = np.arange(60_000, dtype=np.float32).reshape(300, 200)
+    made = asyncio.run(long_json.long_json([{"embedding": rows}, {"embedding": rows[1]}]))
+    assert made.body == dumps([{"embedding": rows.tolist()}, {"embedding": rows[1].tolist()}])
+    assert max(map(len, parts)) < 40_000
+
+
+def test_vectors_of_very_many_tokens(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 texts of 200 tokens, in a request of 1 MB, were an answer of 570 MB, and 36 seconds for all others."""
+    monkeypatch.setattr(limits, "REQUEST_NUMBERS", 9 * tales.hparams.n_embd)
+    with TestClient(create_app(tales, ServeOptions(pooling="none"))) as c:
+        assert c.post("/embeddings", json={"input": [[1] * 5, [1] * 4]}).status_code == 200
+        r = c.post("/embeddings", json={"input": [[1] * 5, [1] * 5]})
+        assert r.status_code == 413 and "fewer or shorter texts" in r.text
 
 
 def test_log_probabilities_hold_up_nobody() -> None:
