@@ -166,6 +166,7 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         routes = [Mount(options.api_prefix.rstrip("/"), routes=routes)]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=_ON)
     app.state.prefix = options.api_prefix.rstrip("/")
+    app.state.read_at = 0.0  # when the next long body may be read
     app.state.n_bodies = app.state.n_coming = 0  # bodies that have not come whole, and their bytes so far
     app.router.redirect_slashes = False  # as llama-server; and the address of a redirect needs a query in UTF-8
     if inner is not None:

@@ -18,8 +18,10 @@ from pyggml import limits
 from pyggml.json_text import json_text
 
 from .errors import HTTPError, of_generation
+from .turns import LENGTH
 
 T = TypeVar("T")
+_SHORT = 1 << 16  # bytes of a body that is read at once
 
 
 def dumps(value: Any) -> bytes:
@@ -83,7 +85,27 @@ def _too_large(most: int) -> HTTPError:
 
 async def json_body(request: Request, timeout: float) -> Any:
     """The body of a request, read as JSON. Raises HTTPError as `body_of`, and for what is no JSON."""
-    body = await body_of(request, timeout, limits.REQUEST_BYTES)
+    body, state = await body_of(request, timeout, limits.REQUEST_BYTES), request.app.state
+    LENGTH.set(len(body))
+    if len(body) < _SHORT:
+        return _read(request, body)
+    state.n_bodies += 1  # it counts as one that is coming: very many may be complete at once
+    state.n_coming += len(body)
+    try:
+        while (left := state.read_at - monotonic()) > 0:
+            await asyncio.sleep(left)
+        begun = monotonic()
+        try:
+            return _read(request, body)
+        finally:  # all others have as long for themselves before the next one is read
+            state.read_at = 2 * monotonic() - begun
+    finally:
+        state.n_bodies -= 1
+        state.n_coming -= len(body)
+
+
+def _read(request: Request, body: bytes) -> Any:
+    """See `json_body`."""
     if is_dense(body):
         raise HTTPError(413, f"the request has more than {limits.REQUEST_PARTS} brackets and colons")
     try:

@@ -48,6 +48,7 @@ from .http import EventStream, event, json_object, until_gone
 from .long_json import size
 from .options import ServeOptions
 from .schemas import Adapter, TextBody, refuse, sampling
+from .turns import LENGTH, Turns
 
 T = TypeVar("T")
 _SIDES = {"vision": "image", "audio": "audio"}
@@ -91,6 +92,7 @@ class Service:
             raise ModelError("a model with windows drafts for one text at a time: n_parallel must be 1")
         self.snapshots = snapshots
         self.reasoning: WeakValueDictionary[str, Event] = WeakValueDictionary()  # while something heeds it
+        self._turns = Turns()
         self.thread = EngineThread(ctx, options.n_queue, snapshots)
 
     def _context(self) -> LlamaContext | None:
@@ -166,7 +168,8 @@ class Service:
         """The result of a function that may take long, which runs in a thread beside the event loop. Raises HTTPError
         for what the request is to blame for."""
         try:
-            return await run_in_threadpool(make)
+            async with self._turns.turn(LENGTH.get()):
+                return await run_in_threadpool(make)
         except Exception as e:
             raise of_request(e) from e
 

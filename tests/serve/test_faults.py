@@ -33,6 +33,9 @@ from pyggml.serve import ServeOptions, create_app, long_json
 from pyggml.serve.engine_thread import Answering, EngineThread
 from pyggml.serve.http import dumps
 from pyggml.serve.schemas import Body
+from pyggml.serve.turns import Turns
+
+from .conftest import PATIENCE
 
 COMPLETION, CHAT = "/completion", "/v1/chat/completions"
 _TOOL = {"type": "function", "function": {"name": "f"}}
@@ -292,6 +295,60 @@ def test_numbers_that_json_lacks() -> None:
     """They are null, as llama-server's, not NaN, which no strict reader takes."""
     value = {"embedding": [math.nan, 1.5], "top": [{"logprob": -math.inf}], "ids": (1, True, None)}
     assert dumps(value) == b'{"embedding":[null,1.5],"top":[{"logprob":null}],"ids":[1,true,null]}'
+
+
+def test_long_requests_are_prepared_in_turns(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve of 16 MB at once took 3.4 GB, and held all others up for half a minute."""
+    monkeypatch.setattr(limits, "PREPARED_BYTES", 20_000)
+    monkeypatch.setattr(limits, "WAITING_BYTES", 25_000)
+    spell, now, most = gg.Model.detokenize, list[int](), list[int]()
+    waits, asked = threading.Event(), list[threading.Thread]()
+
+    def slow(*args: Any, **options: Any) -> str:
+        now.append(1)
+        most.append(len(now))
+        assert waits.wait(PATIENCE)
+        now.pop()
+        return spell(*args, **options)
+
+    monkeypatch.setattr(gg.Model, "detokenize", slow)
+    codes = list[int]()
+    with TestClient(create_app(tales, ServeOptions(n_parallel=1))) as c:
+
+        def ask() -> None:
+            codes.append(c.post("/detokenize", json={"tokens": [5] * 4000}).status_code)  # 12 kB
+
+        for _ in range(4):
+            asked.append(threading.Thread(target=ask))
+            asked[-1].start()
+        while codes != [503]:  # one is being prepared, two wait, which is all that may
+            time.sleep(0.01)
+        waits.set()
+        for thread in asked:
+            thread.join()
+    assert sorted(codes) == [200, 200, 200, 503] and max(most) == 1
+
+
+def test_turns_of_those_that_leave() -> None:
+    async def run() -> None:
+        turns, passed = Turns(), list[int]()
+
+        async def wait(n: int) -> None:
+            async with turns.turn(n):
+                passed.append(n)
+                await asyncio.sleep(0)
+
+        async with turns.turn(limits.PREPARED_BYTES):
+            tasks = [asyncio.ensure_future(wait(n)) for n in (5, 1 << 30, 3)]
+            await asyncio.sleep(0)
+            tasks[0].cancel()
+            await asyncio.sleep(0)
+        tasks[1].cancel()  # which was let through just now
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait_for(wait(1 << 40), PATIENCE)
+        assert passed == [3, 1 << 40]
+
+    asyncio.run(run())
 
 
 def test_a_long_answer_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
