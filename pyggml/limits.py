@@ -60,6 +60,7 @@ BIASED_TEXTS = 1 << 12  # texts in `logit_bias`, each of which is tokenized
 REQUEST_MEDIA = 1 << 8  # pictures and sounds in one request
 RESPONSE_FIELDS = 1 << 8  # members that `response_fields` asks for
 MEDIA_BYTES = 1 << 26  # size of a picture that the server fetches, and of a form with a sound
+SPEECH_PROMPT = 1 << 16  # bytes of the prompt of a transcription, of which the last few hundred tokens are read
 BATCH_BYTES = 1 << 28  # size of a file of requests (/v1/files)
 BATCH_ABOUT = 1 << 14  # bytes of what lists show of each file and batch: a purpose, metadata
 BODIES_BYTES = 1 << 29  # of the bodies of all requests together that have not come whole

@@ -44,6 +44,8 @@ async def _written(request: Request, task: Any) -> Response:
         raise HTTPError(400, f"response_format is one of {', '.join(_SHAPES)}, not {shape!r:.40}")
     if _text(form, "stream") in ("true", "True", "1"):
         raise HTTPError(501, "stream is not supported")
+    if len(form.get("prompt", b"")) > (most := limits.SPEECH_PROMPT):
+        raise HTTPError(400, f"prompt: at most {most} bytes, of which the last few hundred tokens count")
     temperature = _temperature(_text(form, "temperature"))
     context: Any = {k: v for k, v in service.options.context.items() if k not in ("n_batch", "n_ubatch")}
 

@@ -6,6 +6,8 @@ import asyncio
 import errno
 import json
 import os
+import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml import limits
-from pyggml.serve import ServeOptions, batches, create_app
+from pyggml.serve import ServeOptions, batches, create_app, forms
 from pyggml.serve.batches import Batches
 from pyggml.serve.errors import HTTPError
 from pyggml.serve.service import Service
@@ -137,6 +139,24 @@ def test_forms_that_are_none(part: bytes, says: str) -> None:
     with pytest.raises(HTTPError, match=says):
         batches._form("multipart/form-data; boundary=x", part * (1_000_000 // len(part)))
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("charset", [b"a\0b", b"idna", b"punycode", b"undefined", b"no-such"])
+def test_names_in_encodings_that_python_has(charset: bytes) -> None:
+    """Some of them raise errors of their own. Those that nobody knows are UTF-8."""
+    body = b"--x\r\ncontent-disposition: form-data; name*=" + charset + b"''%66%fft\r\n\r\n\r\n--x--"
+    with pytest.raises(HTTPError) as e:
+        batches._form("multipart/form-data; boundary=x", body)
+    assert e.value.code == 400
+
+
+def test_a_form_is_cut_at_its_boundaries_alone() -> None:
+    """What a regular expression finds in one call, in which nobody else has a turn."""
+    rng, pieces = random.Random(5), (b"--a", b"--", b"\r\n", b" ", b"\t", b"a", b"\r", b"\r\n--a\r\n", b"\r\n--a--")
+    for _ in range(3000):
+        body = b"".join(rng.choices(pieces, k=rng.randrange(12)))
+        want = re.finditer(rb"(?:\A|\r\n)--a(--)?[ \t]*(?=\r\n|\Z)", body)
+        assert list(forms._marks(b"--a", body)) == [(*m.span(), m[1] is not None) for m in want], body
 
 
 def test_a_form_as_others_write_it() -> None:

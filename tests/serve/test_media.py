@@ -257,6 +257,7 @@ def test_transcriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             ({"file": file}, {"response_format": "xml"}, 400),
             ({"file": file}, {"temperature": "hot"}, 400),
             ({"file": file}, {"language": "xx"}, 400),
+            ({"file": file}, {"prompt": "a " * 40_000}, 400),
             ({"other": file}, {}, 400),
         ):
             r = client.post(path, files=files, data=fields)
