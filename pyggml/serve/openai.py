@@ -10,6 +10,7 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pyggml import limits
 from pyggml.errors import SamplerError, whole
 from pyggml.llm.generate.generation import Generation
 from pyggml.llm.openai.budget import ReasoningBudget
@@ -24,7 +25,7 @@ from .http import DONE, Json, event
 from .long_json import long_json
 from .media import with_media
 from .schemas import ChatBody, CompletionBody, ControlBody, TextBody
-from .service import FINGERPRINT, Service, progress, service_of, timings
+from .service import FINGERPRINT, Service, check_number, progress, service_of, timings
 
 
 async def models(request: Request) -> Response:
@@ -94,14 +95,25 @@ def _completions(service: Service, body: CompletionBody) -> tuple[list[Generatio
     model = service.model
     if body.logprobs is not None:
         whole("logprobs", body.logprobs, 0, error=SamplerError)
-    prompts = service.prompts("" if body.prompt is None else body.prompt)
     if body.suffix:
-        given = cast("list[Any]", body.prompt if isinstance(body.prompt, list) else [body.prompt])
-        prompts = [model.vocab.infill_ids(p if isinstance(p, str) else "", body.suffix) for p in given]
+        prompts = _between(service, body.prompt, body.suffix)
+    else:
+        prompts = service.prompts("" if body.prompt is None else body.prompt)
     kind = kind_of(model, bool(body.echo), body.logprobs)
     generations = service.generations(body, prompts, service.params(body), body.logprobs, kind)
     n = len(generations) // len(prompts)
     return generations, [text for text in _texts(body.prompt, generations[::n]) for _ in range(n)]
+
+
+def _between(service: Service, given: Any, suffix: str) -> list[list[int]]:
+    """The tokens of prompts for what stands between them and the suffix, which is read with each of them."""
+    texts = cast("list[Any]", given if isinstance(given, list) else ["" if given is None else given])
+    check_number(len(texts))
+    if not all(isinstance(text, str) for text in texts):
+        raise HTTPError(400, "suffix: the prompt must be text, or a list of texts")
+    if len(suffix) * len(texts) > limits.REQUEST_BYTES:
+        raise HTTPError(413, f"the suffix, with each of {len(texts)} prompts, is longer than {limits.REQUEST_BYTES}")
+    return [service.model.vocab.infill_ids(text, suffix) for text in texts]
 
 
 def _texts(given: Any, generations: Sequence[Generation]) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import pyggml as gg
+from pyggml import limits
 from pyggml.serve import ServeOptions, create_app
 
 from ..llm.adapters.make import halves, write_lora
@@ -217,6 +218,21 @@ def test_infill(client: TestClient, write_model: WriteModel) -> None:
         plain = c.post("/infill", json={**body, "input_extra": None}).json()
     assert got["tokens_evaluated"] == plain["tokens_evaluated"] + 5  # bytes: three of a space, x, y
     assert got["tokens_predicted"] == 2
+
+
+def test_a_long_suffix_and_many_prompts(write_model: WriteModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suffix is read with each prompt: 8 MB with 2048 of them would be 16 GB. Each token of a list was a prompt."""
+    fim = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("fim_pre", "fim_suf", "fim_mid"), 10)}
+    with TestClient(create_app(str(write_model(kv=fim)), ServeOptions(n_parallel=1))) as c:
+        body = {"prompt": ["ab", "c"], "suffix": "d", "max_tokens": 1}
+        got = c.post("/v1/completions", json=body).json()
+        assert len(got["choices"]) == 2
+        for prompt, says in (([1] * 5000, "1 to 2048 texts"), ([1, 2], "list of texts"), ([], "1 to 2048 texts")):
+            r = c.post("/v1/completions", json={**body, "prompt": prompt})
+            assert r.status_code == 400 and says in r.text
+        monkeypatch.setattr(limits, "REQUEST_BYTES", 1000)
+        r = c.post("/v1/completions", json={**body, "suffix": "d" * 501})
+        assert r.status_code == 413 and "each of 2 prompts" in r.text
 
 
 def test_adapters(tiny: Path, tmp_path: Path) -> None:
