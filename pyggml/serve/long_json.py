@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from .http import Json, dumps
 
 _PART = 1 << 13  # values, and characters of texts, that are written at once
+_PIECE = 1 << 18  # bytes that are sent at once
 _ITEMS = 1 << 7  # items of a list that may be
 
 
@@ -23,7 +25,28 @@ async def long_json(value: Any) -> Response:
     """An answer in JSON that may be long, and may have NumPy arrays of numbers in it."""
     if _is_short(value):  # at once: all threads may be busy
         return Json(value)
-    return Response(await run_in_threadpool(lambda: b"".join(_parts(value))), media_type=Json.media_type)
+    pieces = await run_in_threadpool(_pieces, value)
+    headers = {"content-length": str(sum(map(len, pieces)))}
+    return StreamingResponse(_taken(pieces), headers=headers, media_type=Json.media_type)
+
+
+def _pieces(value: Any) -> deque[bytes]:
+    """The JSON of a value in pieces of some size."""
+    pieces, parts, n = deque[bytes](), list[bytes](), 0
+    for part in _parts(value):
+        parts.append(part)
+        n += len(part)
+        if n >= _PIECE:
+            pieces.append(b"".join(parts))
+            parts, n = [], 0
+    pieces.append(b"".join(parts))
+    return pieces
+
+
+async def _taken(pieces: deque[bytes]) -> AsyncIterator[bytes]:
+    """The pieces, each of which is forgotten when it has been sent: a client takes as much as it can read."""
+    while pieces:
+        yield pieces.popleft()
 
 
 def size(value: Any, most: int) -> int:
