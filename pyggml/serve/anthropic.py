@@ -60,7 +60,8 @@ async def messages(request: Request) -> Response:
     body = await service.read(request, MessagesBody.model_validate)
     if body.max_tokens is None:
         raise HTTPError(400, "max_tokens: Field required")
-    answering, (answer,) = await begin_chat(service, _chat(body))
+    chat = await service.prepared(lambda: _chat(body))
+    answering, (answer,) = await begin_chat(service, chat)
     if body.stream:
         events = _events(service, body, answering, answer)
         return service.stream(answering, events, lambda e: event(_error(e), "error"))

@@ -42,7 +42,8 @@ async def responses(request: Request) -> Response:
     """POST /v1/responses."""
     service = service_of(request)
     body = await service.read(request, ResponsesBody.model_validate)
-    answering, (answer,) = await begin_chat(service, _chat(body))
+    chat = await service.prepared(lambda: _chat(body))
+    answering, (answer,) = await begin_chat(service, chat)
     shown = _Response(service, body, answering)
     if body.stream:
         events = _events(shown, answering, answer)
@@ -56,7 +57,7 @@ async def input_tokens(request: Request) -> Response:
     """POST /v1/responses/input_tokens."""
     service = service_of(request)
     body = await service.read(request, ResponsesBody.model_validate)
-    return Json(await counted(service, _chat(body)))
+    return Json(await counted(service, await service.prepared(lambda: _chat(body))))
 
 
 # -- requests ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from pyggml.errors import Aborted, ModelError
 from pyggml.llm.generate.engine import Token
 from pyggml.llm.generate.generation import Generation, TextRequest
 from pyggml.llm.samplers import TextParams
-from pyggml.serve import ServeOptions, create_app, long_json
+from pyggml.serve import ServeOptions, anthropic, create_app, long_json, responses
 from pyggml.serve.engine_thread import Answering, EngineThread
 from pyggml.serve.http import dumps
 from pyggml.serve.schemas import Body
@@ -208,6 +208,27 @@ def test_prompts_are_spelled_beside_the_event_loop(
     monkeypatch.setattr(gg.Model, "detokenize", noted)
     r = client.post(path, json={"prompt": [5] * 10, "n": 9, "max_tokens": 1})
     assert r.status_code == 200 and texts and not loops, r.text
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/v1/messages"])
+def test_items_become_messages_beside_the_event_loop(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """700,000 items took more than a second, in which nobody else was heard."""
+    module: Any = anthropic if "messages" in path else responses
+    chat, loops = module._chat, list[asyncio.AbstractEventLoop | None]()
+
+    def noted(body: Any) -> Any:
+        with suppress(RuntimeError):
+            loops.append(asyncio.get_running_loop())
+            return chat(body)
+        loops.append(None)
+        return chat(body)
+
+    monkeypatch.setattr(module, "_chat", noted)
+    said = [{"role": "user", "content": "x"}]
+    r = client.post(path, json={"input": said, "messages": said, "max_tokens": 1, "max_output_tokens": 1})
+    assert r.status_code == 200 and loops == [None], r.text
 
 
 def test_pieces_of_many_tokens(client: TestClient) -> None:
