@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +23,7 @@ from .service import Service
 
 _SECONDS = 30  # for what a URL names
 _CHUNK = 1 << 16
+_fetches = threading.BoundedSemaphore(16)  # at once: there are 40 threads for all requests
 _KINDS = {"image_url": "image", "input_audio": "audio"}  # OpenAI's parts -> those of `generate`
 _FORMATS = ("wav", "mp3", "flac", "ogg")
 
@@ -159,6 +161,8 @@ def _fetched(url: str) -> bytes:
     ):
         opener.add_handler(handler())
     end, parts, size = time.monotonic() + _SECONDS, list[bytes](), 0
+    if not _fetches.acquire(blocking=False):  # each waits in a thread, and other requests need these, too
+        raise HTTPError(503, "too many pictures are being fetched: try again later")
     try:
         answer = opener.open(urllib.request.Request(url, headers={"User-Agent": "pyggml"}), timeout=_SECONDS)
         if answer is None:
@@ -175,6 +179,8 @@ def _fetched(url: str) -> bytes:
         if isinstance(e, urllib.error.HTTPError):
             e.close()
         raise HTTPError(400, f"image_url: {url!r:.80} cannot be fetched: {e}") from None
+    finally:
+        _fetches.release()
     return b"".join(parts)
 
 

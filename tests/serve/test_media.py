@@ -19,7 +19,7 @@ import pyggml as gg
 from pyggml import limits
 from pyggml.errors import ModelError
 from pyggml.llm.generate.media_chat import read_marked
-from pyggml.serve import ServeOptions, create_app
+from pyggml.serve import ServeOptions, create_app, media
 
 from ..media_model import MM, TALL, WIDE, write_folder
 from ..random_whisper import sound, write_whisper
@@ -231,6 +231,12 @@ def test_urls(model: gg.Model, elsewhere: bool, monkeypatch: pytest.MonkeyPatch)
                 return
             assert post("wide.png").json()["choices"][0]["message"]["content"] == want(model, WIDE, "?")
             assert post("none.png").status_code == 400
+            monkeypatch.setattr(media, "_fetches", threading.BoundedSemaphore(1))
+            assert [post(x).status_code for x in ("none.png", "wide.png")] == [400, 200]
+            assert media._fetches.acquire(blocking=False)  # another request waits for its picture
+            r = post("wide.png")
+            assert r.status_code == 503 and "are being fetched" in r.text
+            media._fetches.release()
             monkeypatch.setattr(limits, "MEDIA_BYTES", 100)
             assert post("wide.png").status_code == 413
         finally:
