@@ -24,7 +24,7 @@ from pyggml.errors import GGMLError, ModelError
 from pyggml.llm.model import Model
 
 from .errors import HTTPError, no_model
-from .http import Json, json_body, json_object
+from .http import Json, json_body, json_object, with_body
 from .options import Preset, ServeOptions
 from .service import Service
 
@@ -134,6 +134,7 @@ class Router:
                 return taken[-1]
 
             body = await json_body(Request(scope, recorded), self._options.timeout)
+            scope = with_body(scope, body)
             given = cast("dict[str, Any]", body).get("model") if isinstance(body, dict) else None
             name = name if given is None else given
         asks = request.method not in ("GET", "HEAD") or name is not None or scope["path"].endswith(tuple(_WAKES))

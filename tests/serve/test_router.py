@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 import pyggml as gg
 from pyggml.llm.model import default_model_path
-from pyggml.serve import ServeOptions, create_app
+from pyggml.serve import ServeOptions, create_app, http
 from pyggml.serve.router import models_in
 from pyggml.serve.service import Service
 
@@ -55,6 +55,14 @@ def ask(client: TestClient, model: str | None, **body: Any) -> httpx.Response:
 
 def states(client: TestClient) -> dict[str, str]:
     return {m["id"]: m["status"]["value"] for m in client.get("/v1/models").json()["data"]}
+
+
+def test_a_body_is_read_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model that answers gets what the router has read, and nobody else waits twice as long."""
+    n, read = list[int](), http.read_json
+    monkeypatch.setattr(http, "read_json", lambda text: n.append(len(text)) or read(text))  # pyright: ignore
+    assert ask(client, "tales").json()["tokens_predicted"] == 3 and len(n) == 1
+    assert client.post("/slots/0?action=erase&model=tales", json=[]).status_code == 200 and len(n) == 2
 
 
 def test_files(folder: Path) -> None:
