@@ -18,11 +18,10 @@ from pyggml import limits
 from pyggml.json_text import json_text
 
 from .errors import HTTPError, of_generation
-from .turns import LENGTH
+from .turns import LENGTH, SHORT
 
 T = TypeVar("T")
 _READ = "pyggml.json"  # in the scope of a request: its body, which a router has read
-_SHORT = 1 << 16  # bytes of a body that is read at once
 
 
 def dumps(value: Any) -> bytes:
@@ -90,7 +89,7 @@ async def json_body(request: Request, timeout: float) -> Any:
         return request.scope[_READ]
     body, state = await body_of(request, timeout, limits.REQUEST_BYTES), request.app.state
     LENGTH.set(len(body))
-    if len(body) < _SHORT:
+    if len(body) < SHORT:
         return _read(request, body)
     state.n_bodies += 1  # it counts as one that is coming: very many may be complete at once
     state.n_coming += len(body)

@@ -12,12 +12,13 @@ from pyggml import limits
 
 from .errors import HTTPError
 
+SHORT = 1 << 16  # bytes of a request that need not wait
 LENGTH: ContextVar[int] = ContextVar("bytes of the body of the request that the task answers", default=0)
 
 
 class Turns:
-    """Lets requests through whose bodies have `limits.PREPARED_BYTES` together, or one that has more. Others wait, in
-    the order in which they came."""
+    """Lets requests through whose bodies have `limits.PREPARED_BYTES` together, or one that has more. Other long ones
+    wait, in the order in which they came."""
 
     def __init__(self) -> None:
         self._n = 0  # bytes of those that are let through
@@ -26,6 +27,9 @@ class Turns:
     @asynccontextmanager
     async def turn(self, n: int) -> AsyncGenerator[None]:
         """The turn of a request of `n` bytes. Raises HTTPError (503) when too many wait already."""
+        if n < SHORT:
+            yield
+            return
         if self._waiting or not self._has_room(n):
             n_waiting = sum(x for x, _ in self._waiting)
             if n_waiting and n_waiting + n > limits.WAITING_BYTES:

@@ -320,8 +320,8 @@ def test_numbers_that_json_lacks() -> None:
 
 def test_long_requests_are_prepared_in_turns(tales: gg.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve of 16 MB at once took 3.4 GB, and held all others up for half a minute."""
-    monkeypatch.setattr(limits, "PREPARED_BYTES", 20_000)
-    monkeypatch.setattr(limits, "WAITING_BYTES", 25_000)
+    monkeypatch.setattr(limits, "PREPARED_BYTES", 200_000)
+    monkeypatch.setattr(limits, "WAITING_BYTES", 250_000)
     spell, now, most = gg.Model.detokenize, list[int](), list[int]()
     waits, asked = threading.Event(), list[threading.Thread]()
 
@@ -337,13 +337,14 @@ def test_long_requests_are_prepared_in_turns(tales: gg.Model, monkeypatch: pytes
     with TestClient(create_app(tales, ServeOptions(n_parallel=1))) as c:
 
         def ask() -> None:
-            codes.append(c.post("/detokenize", json={"tokens": [5] * 6000}).status_code)  # 12 kB
+            codes.append(c.post("/detokenize", json={"tokens": [5] * 60_000}).status_code)  # 120 kB
 
         for _ in range(4):
             asked.append(threading.Thread(target=ask))
             asked[-1].start()
         while 503 not in codes:  # one is being prepared, two wait, which is all that may
             time.sleep(0.01)
+        assert c.post("/tokenize", json={"content": "a"}).status_code == 200  # a short one does not wait
         waits.set()
         for thread in asked:
             thread.join()
@@ -360,14 +361,14 @@ def test_turns_of_those_that_leave() -> None:
                 await asyncio.sleep(0)
 
         async with turns.turn(limits.PREPARED_BYTES):
-            tasks = [asyncio.ensure_future(wait(n)) for n in (5, 1 << 30, 3)]
+            tasks = [asyncio.ensure_future(wait(n)) for n in (5 << 20, 1 << 30, 3 << 20)]
             await asyncio.sleep(0)
             tasks[0].cancel()
             await asyncio.sleep(0)
         tasks[1].cancel()  # which was let through just now
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.wait_for(wait(1 << 40), PATIENCE)
-        assert passed == [3, 1 << 40]
+        assert passed == [3 << 20, 1 << 40]
 
     asyncio.run(run())
 
