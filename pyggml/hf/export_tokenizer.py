@@ -45,7 +45,7 @@ def tokenizer_files(kv: Mapping[str, Any], folder: Path) -> dict[str, Keys]:
     make = {"llama": _spm, "t5": _unigram, "gpt2": _byte_level, "gemma4": _gemma4, "bert": _word_piece}.get(kind)
     if make is None:
         raise ModelError(f"a vocabulary of the kind {kind!r} has no form that the tokenizers library reads")
-    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": v.added(), **make(v)}
+    tokenizer: Keys = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": v.added(), **make(v)}
     form = v.vocab.form
     if form is not None:
         tokenizer["normalizer"] = _sequence("normalizers", [{"type": form}, *_steps(tokenizer["normalizer"])])

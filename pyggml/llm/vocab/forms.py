@@ -6,7 +6,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from pyggml.errors import ModelError
 
@@ -25,7 +25,7 @@ def form_of(kv: Mapping[str, object]) -> Form | None:
     form = kv.get(FORM_KEY)
     if form is not None and (not isinstance(form, str) or form not in FORMS):
         raise ModelError(f"{FORM_KEY} must be one of {', '.join(FORMS)}, not {form!r:.60}")
-    return cast("Form | None", form)
+    return form
 
 
 def normalize(form: Form, text: str) -> str:

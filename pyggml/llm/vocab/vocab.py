@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from pyggml.errors import ModelError, whole
 
-from .forms import form_of, normalize
+from .forms import Form, form_of, normalize
 from .kinds import Kind, Tokenizer, kind_of, make_tokenizer
 from .kinds.spm import SPM
 from .roles import Roles
@@ -58,7 +58,7 @@ class Vocab:
         self.add_space_prefix, self.clean_spaces = kind.add_space_prefix, kind.clean_spaces
         self.suppressed = token_ids(kv, "suppress_tokens", n)
         self.before, self.after = self._frame(kind)
-        self.form = form_of(kv)
+        self.form: Form | None = form_of(kv)
         self._pieces: list[bytes | None] = [None] * n
         for token in tokens.of_type(TokenType.BYTE):
             self.token_to_piece(token)  # raises for a byte token that spells no byte
