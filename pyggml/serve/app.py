@@ -1,9 +1,9 @@
-"""The application: which function answers which path, who may call, and what becomes of errors."""
+"""The application: which function answers which path, and what becomes of errors."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,21 +12,20 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Mount, Route
-from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import Lifespan
 
 from pyggml.errors import ClosedError, ModelError
 from pyggml.llm.model import Model, load_model
 
 from . import activations, anthropic, embeddings, inside, native, openai, responses, slots, speech, tokens
 from .batches import Batches
+from .callers import callers
 from .errors import HTTPError, of_request
 from .http import Json, error_response
-from .options import Keys, Preset, ServeOptions
+from .options import Preset, ServeOptions
 from .router import Load, Router
 from .service import Service
 from .static import PageFiles
@@ -159,7 +158,8 @@ def _with_handlers(routes: list[BaseRoute], options: ServeOptions, lifespan: Lif
         lifespan = _both(lifespan, batches)
     for path, (methods, why) in _REFUSED.items():
         routes.append(Route(path, _refuser(why), methods=methods))
-    middleware = _middleware(options, routes)
+    guarded = [r for r in routes if isinstance(r, Route) and r.path not in _PUBLIC]
+    middleware = callers(options, [Route(options.api_prefix.rstrip("/") + r.path, r.endpoint) for r in guarded])
     if options.ui:
         routes.append(Mount("/", PageFiles(_page(options), strict=options.path is None)))
     if options.api_prefix:
@@ -198,50 +198,6 @@ def _page(options: ServeOptions) -> str:
     if not os.path.isdir(folder):
         raise ModelError(f"path: there is no folder {folder!r:.80}")
     return folder
-
-
-# -- who may call -----------------------------------------------------------------------------------------------------
-
-
-def _middleware(o: ServeOptions, routes: Sequence[BaseRoute]) -> list[Middleware]:
-    """What requests pass before they come to these paths."""
-    origins = [x.strip() for x in o.cors_origins.split(",") if x.strip()]
-    local = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?" if "localhost" in origins else None
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=[x for x in origins if x != "localhost"],
-        allow_origin_regex=local,
-        allow_methods=[x.strip() for x in o.cors_methods.split(",")],
-        allow_headers=[x.strip() for x in o.cors_headers.split(",")],
-    )
-    if not o.keys:
-        return [cors]
-    prefix, guarded = o.api_prefix.rstrip("/"), [r for r in routes if isinstance(r, Route) and r.path not in _PUBLIC]
-    return [cors, Middleware(_WithKey, keys=o.keys, guarded=[Route(prefix + r.path, r.endpoint) for r in guarded])]
-
-
-class _WithKey:
-    """Lets requests through that have one of the keys: `Authorization: Bearer KEY` or `X-Api-Key: KEY`. By GET only the
-    paths of `guarded` need a key: others are public, or the page's. Whether a path is one of these says the router's
-    own comparison: to it /slots with a line feed behind is /slots, too."""
-
-    def __init__(self, app: ASGIApp, keys: Keys, guarded: Sequence[Route]) -> None:
-        self._app, self._keys, self._guarded = app, keys, guarded
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer 401, or let the request through."""
-        if scope["type"] == "http" and self._is_guarded(scope):
-            headers = {k.lower(): v.decode("latin-1") for k, v in scope["headers"]}
-            kind, _, key = headers.get(b"authorization", "").partition(" ")
-            key = key.strip() if kind.lower() == "bearer" else headers.get(b"x-api-key", "")
-            if not self._keys.has(key):
-                await error_response(HTTPError(401, "Invalid API Key"))(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _is_guarded(self, scope: Scope) -> bool:
-        by_get = scope["method"] in ("GET", "HEAD")
-        return not by_get or any(route.matches(scope)[0] is not Match.NONE for route in self._guarded)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -478,6 +478,27 @@ def test_pages_of_other_origins(tales: gg.Model) -> None:
     assert allowed(local, "http://localhost:99") == "http://localhost:99" and allowed(local, "http://x.org") is None
 
 
+def test_what_pages_send_without_asking(tales: gg.Model) -> None:
+    """A browser sends texts and forms to any server, and a page may give its own name this machine's address: DNS
+    rebinding, as in CVE-2024-28224."""
+    with TestClient(create_app(tales, ServeOptions(n_parallel=1, cors_origins="localhost, https://a.org"))) as c:
+
+        def status(host: str, origin: str | None = None) -> int:
+            headers = {"Host": host} if origin is None else {"Host": host, "Origin": origin}
+            got = [c.get("/slots", headers=headers), c.post("/tokenize", content="{}", headers=headers)]
+            assert got[0].status_code == got[1].status_code
+            return got[0].status_code
+
+        for host in ("127.0.0.1:8080", "[::1]:80", "LOCALHOST", "a.org:443", "192.168.0.7"):
+            assert status(host) == status(host, f"http://{host}") == 200, host
+            assert status(host, "http://localhost:3") == status(host, "https://a.org") == 200
+            assert status(host, "null") == status(host, "http://b.org") == status(host, "http://a.org:1") == 403
+        for host in ("b.org", "localhost.b.org:80", "[", "a.org.b:80", "1.2.3"):
+            assert status(host) == status(host, f"http://{host}") == 403, host
+    with TestClient(create_app(tales, ServeOptions(n_parallel=1))) as c:
+        assert c.get("/slots", headers={"Host": "b.org", "Origin": "http://b.org"}).status_code == 200
+
+
 def test_a_prefix_and_files(tales: gg.Model, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("mine")
     with TestClient(create_app(tales, ServeOptions(n_parallel=1, api_prefix="/ai", path=str(tmp_path)))) as c:
