@@ -39,9 +39,9 @@ class Turns:
             try:
                 await future
             except asyncio.CancelledError:
-                if future.cancelled():
+                if (n, future) in self._waiting:
                     self._waiting.remove((n, future))
-                else:  # it was let through just now
+                elif not future.cancelled():  # it was let through just now
                     self._n -= n
                 self._next()
                 raise
@@ -57,8 +57,9 @@ class Turns:
         return not self._n or self._n + n <= limits.PREPARED_BYTES
 
     def _next(self) -> None:
-        """Let those through that have room now."""
-        while self._waiting and self._has_room(self._waiting[0][0]):
+        """Let those through that have room now. Some may have been told to leave, and not have heard it yet."""
+        while self._waiting and (self._waiting[0][1].cancelled() or self._has_room(self._waiting[0][0])):
             n, future = self._waiting.popleft()
-            self._n += n
-            future.set_result(None)
+            if not future.cancelled():
+                self._n += n
+                future.set_result(None)

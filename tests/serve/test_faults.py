@@ -373,6 +373,28 @@ def test_turns_of_those_that_leave() -> None:
     asyncio.run(run())
 
 
+def test_turns_of_those_that_leave_together() -> None:
+    """As the requests of a batch do that is cancelled: the one that has the turn, and those that wait."""
+
+    async def check() -> None:
+        turns = Turns()
+
+        async def work(seconds: float) -> None:
+            async with turns.turn(limits.PREPARED_BYTES):
+                await asyncio.sleep(seconds)
+
+        for n_left in (3, 2, 1):  # of three, the first ones leave
+            tasks = [asyncio.ensure_future(work(60 if i < n_left else 0)) for i in range(3)]
+            await asyncio.sleep(0)
+            for task in tasks[:n_left]:
+                task.cancel()
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(e) for e in found] == [asyncio.CancelledError] * n_left + [type(None)] * (3 - n_left)
+            await asyncio.wait_for(work(0), 30)
+
+    asyncio.run(check())
+
+
 def test_a_long_answer_is_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one call of `json.dumps` writes 18 MB, nobody else has a turn."""
     parts = list[bytes]()
