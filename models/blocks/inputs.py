@@ -124,7 +124,7 @@ def build_inp_per_layer(b: Build, inpL: Tensor, n: int) -> Tensor:
         own = gg.reshape_3d(gg.cast(gg.view_1d(w, size, 0), DType.F32), n, hp.n_layer, 1)
     else:
         tokens = build_inp_tokens(b)
-        own = gg.reshape_3d(b.adapters.rows(gg.get_rows(w, tokens), w.name, tokens), n, hp.n_layer, b.n_tokens)
+        own = gg.reshape_3d(gg.get_rows(w, tokens), n, hp.n_layer, b.n_tokens)
     own = b.cb(gg.scale(own, math.sqrt(n)), "inp_per_layer_selected")
     cur = gg.scale(b.linear("per_layer_model_proj", inpL, size, "per_layer_model_proj"), 1.0 / math.sqrt(hp.n_embd))
     cur = build_norm(b, gg.reshape_3d(cur, n, hp.n_layer, b.n_tokens), "per_layer_proj_norm", "per_layer_proj")

@@ -26,8 +26,9 @@ MAX_SCALE = 1e30  # a weight times this is a finite F32
 _A, _B = ".lora_a", ".lora_b"
 TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
 _IN_NO_PRODUCT = re.compile(  # what an adapter cannot change: it adds to products
-    r"(norm(_\d+)?|conv|conv1d(_[qkv])?|_sinks|(layer|hc)\w*_(scale|base)|\bposition_embd|\btoken_types|\brope_\w+)"
-    r"(\.weight)?$|\bssm_[ad]$|\.bias$"
+    r"(norm(_\w+)?|conv|conv1d(_[qkv])?|_sinks|(layer|hc)\w*_(scale|base)|\bposition_embd|\b(per_layer_token_embd|token_types)|\brope_\w+|"
+    r"_lerp_\w+|\btime_mix_(decay|first|ln)|_ape|\bexp_probs_b|\.act\.scales|_init|"
+    r"^cls(\.output)?|^dense_[23])(\.weight)?$|\bssm_[ad]$|\.bias$"
 )
 
 

@@ -14,7 +14,7 @@ import pyggml as gg
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, ModelError
 from pyggml.gguf_io.split import open_model
-from pyggml.llm.adapters.lora import OUTPUT, TOKEN_EMBD
+from pyggml.llm.adapters.lora import OUTPUT, TOKEN_EMBD, Lora, Pair
 from pyggml.llm.adapters.merge import merge_lora
 from pyggml.llm.model import Model, load_model
 from pyggml.tensor import Context, Tensor
@@ -160,6 +160,7 @@ def test_every_product_of_a_weight_is_adapted(name: str, tmp_path_factory: pytes
 
     low_rank = {n: [LowRank(leaf(w.ne[0], 2, w.ne[2]), leaf(2, *w.ne[1:3]), leaf(1))] for n, w in products.items()}
     low_rank[TOKEN_EMBD] = [LowRank(leaf(2, hp.n_vocab), leaf(2, hp.n_embd), leaf(1))]
+    Lora("", t.model.arch, {n: Pair(one.a, one.b, 1.0) for n, (one,) in low_rank.items()}).check(t.model)
     layers = (il for il in range(1, hp.n_layer) if hp.n_expert or hp.layer(il).n_ff)  # deci has some that do nothing
     control = {il: leaf(hp.n_embd) for il in layers}
     nodes = graph(Adapters(low_rank, control)).nodes
@@ -323,3 +324,21 @@ def test_weights_that_no_product_has(plain: Model, tmp_path: Path, name: str) ->
     """An adapter of a norm would change nothing, and a merged model would be another than the one that is adapted."""
     with pytest.raises(ModelError, match=f"an adapter of {name} changes nothing"):
         plain.load_lora(write_lora(tmp_path / "l.gguf", halves(plain, [name])))
+
+
+@pytest.mark.skipif(not SPECS, reason="no golden data")
+@pytest.mark.parametrize(
+    ("variant", "role"),
+    [
+        ("rwkv6-dense", "blk.0.time_mix_lerp_x"),
+        ("rwkv6-dense", "blk.0.time_mix_first"),
+        ("deepseek4-moe", "blk.2.attn_compressor_ape"),
+        ("qwen4exp-moe", "per_layer_token_embd"),  # Gemma's, in which rows are looked up
+    ],
+)
+def test_other_weights_that_no_product_has(
+    variant: str, role: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    model, name = Tiny(variant, tmp_path_factory).model, f"{role}.weight"
+    with pytest.raises(ModelError, match=f"an adapter of {name} changes nothing"):
+        model.load_lora(write_lora(tmp_path / "l.gguf", halves(model, [name]), arch=model.arch))
