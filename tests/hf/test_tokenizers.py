@@ -282,6 +282,7 @@ _SPLIT = "pre_tokenizer__pretokenizers__0__"
         ("gpt2", {"model__dropout": 0.5}, "dropout must be 0"),
         ("gpt2", {"model__end_of_word_suffix": "</w>"}, "end_of_word_suffix must be empty"),
         ("qwen2", {_SPLIT + "behavior": "Removed"}, "behavior must be Isolated, not 'Removed'"),
+        ("qwen2", {"pre_tokenizer__pretokenizers__1__type": None}, "ByteLevel is missing"),
         ("llama", {"normalizer": None}, "nothing turns spaces into"),
         ("llama", {"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer.type: Digits"),
         ("llama", {"pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, r"replacement must be U\+2581"),
@@ -336,7 +337,7 @@ def test_tokens_that_swallow_white_space(tmp_path: Path) -> None:
     vocab = _changed("gpt2", tmp_path, added_tokens=[_token("<|endoftext|>", 0, special=True), *added])
     assert (vocab.lstrip, vocab.rstrip) == ({512}, {513})
     tokenizer = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in ("a <l> b", "a <r>  b", "a <x> b", "a \n<l><r> <x>"):
+    for text in ("a <l> b", "a <r>  b", "a <x> b", "a \n<l><r> <x>", "\u3000\xa0<l>\u2028", "<r>\x85 \u2003a"):
         assert vocab.tokenize(text, add_special=False) == tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -13,6 +13,7 @@ from .tokens import utf8
 if TYPE_CHECKING:
     from pyggml.native.vocab.trie import LongestFirst
 
+SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _FEW = 16  # if tokens begin with at most this many characters, a text without any of them is done at once
 
 
@@ -20,10 +21,15 @@ class SpecialTokens:
     """Tokens that are found by their text before anything else is done to it."""
 
     def __init__(
-        self, always: Iterable[tuple[str, int]], parsed: Iterable[tuple[str, int]], lstrip: set[int], rstrip: set[int]
+        self,
+        always: Iterable[tuple[str, int]],
+        parsed: Iterable[tuple[str, int]],
+        lstrip: set[int],
+        rstrip: set[int],
+        spaces: str = "",
     ) -> None:
         """`always`: tokens that are always found; `parsed`: tokens that are found with `parse_special`. Tokens in
-        `lstrip` and `rstrip` swallow the white space before or after them."""
+        `lstrip` and `rstrip` swallow the white space before or after them: ASCII's, as in llama.cpp, and `spaces`."""
         tokens = [(-len(utf8(text)), text, token, True) for text, token in always]
         tokens += [(-len(utf8(text)), text, token, False) for text, token in parsed]
         tokens.sort(key=lambda t: t[0])
@@ -32,7 +38,7 @@ class SpecialTokens:
         self._ids = [token for _, _, token, _ in tokens]
         self._is_always = [is_always for _, _, _, is_always in tokens]
         self._firsts = {text[0] for text in self._texts}
-        self._lstrip, self._rstrip = lstrip, rstrip
+        self._lstrip, self._rstrip, self._spaces = lstrip, rstrip, spaces
 
     def split(self, text: str, parse_special: bool) -> list[str | int]:
         """The text in parts: non-empty pieces of text, and ids of tokens."""
@@ -45,7 +51,20 @@ class SpecialTokens:
         parts = cutter.cut(data, hows[parse_special])
         if len(parts) == 1 and parts[0] == (0, len(data), -1):
             return [text]
-        return [data[a:b].decode("utf-8", "surrogateescape") if i < 0 else self._ids[i] for a, b, i in parts]
+        found = [data[a:b].decode("utf-8", "surrogateescape") if i < 0 else self._ids[i] for a, b, i in parts]
+        return self._stripped(found) if self._spaces else found
+
+    def _stripped(self, parts: list[str | int]) -> list[str | int]:
+        """The parts without the spaces that tokens swallow beside ASCII's."""
+        found: list[str | int] = []
+        for before, part, after in zip([-1, *parts], parts, [*parts[1:], -1], strict=False):
+            if isinstance(part, str) and before in self._rstrip:
+                part = part.lstrip(self._spaces)
+            if isinstance(part, str) and after in self._lstrip:
+                part = part.rstrip(self._spaces)
+            if part != "":
+                found.append(part)
+        return found
 
     @cached_property
     def _cutter(self) -> tuple[LongestFirst, list[np.ndarray]]:

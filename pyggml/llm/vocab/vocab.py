@@ -15,7 +15,7 @@ from .forms import Form, form_of, normalize
 from .kinds import Kind, Tokenizer, kind_of, make_tokenizer
 from .kinds.spm import SPM
 from .roles import Roles
-from .special import SpecialTokens
+from .special import SPACES, SpecialTokens
 from .tokens import KEY, Tokens, TokenType, flag, token_ids, utf8
 
 _HIDDEN = (TokenType.CONTROL, TokenType.UNKNOWN)
@@ -62,8 +62,8 @@ class Vocab:
         self._pieces: list[bytes | None] = [None] * n
         for token in tokens.of_type(TokenType.BYTE):
             self.token_to_piece(token)  # raises for a byte token that spells no byte
-        self.lstrip, self.rstrip = self._find_strips(kv)
-        self._special = self._find_special()
+        self.lstrip, self.rstrip, spaces = self._find_strips(kv)
+        self._special = self._find_special(spaces)
 
     @staticmethod
     def from_gguf(kv: Mapping[str, object]) -> Vocab:
@@ -208,16 +208,17 @@ class Vocab:
             return self._tokenizer.piece(token)
         return b"" if kind in (TokenType.UNUSED, TokenType.UNDEFINED) else utf8(self._tokens.texts[token])
 
-    def _find_special(self) -> SpecialTokens:
+    def _find_special(self, spaces: str) -> SpecialTokens:
         texts = self._tokens.texts
         always = [(texts[i], i) for i in self._tokens.of_type(TokenType.USER_DEFINED)]
         parsed = [(texts[i], i) for i in self._tokens.of_type(*_HIDDEN)]
-        return SpecialTokens(always, parsed, self.lstrip, self.rstrip)
+        return SpecialTokens(always, parsed, self.lstrip, self.rstrip, spaces)
 
-    def _find_strips(self, kv: Mapping[str, object]) -> tuple[set[int], set[int]]:
+    def _find_strips(self, kv: Mapping[str, object]) -> tuple[set[int], set[int], str]:
+        """The tokens that swallow what is before them, or after them: ASCII's white space, and the given characters."""
         said = tuple(token_ids(kv, f"{side}strip_tokens", len(self._tokens.texts)) for side in "lr")
         if any(said):
-            return set(said[0]), set(said[1])
+            return set(said[0]), set(said[1]), SPACES
         ids = self._tokens.ids
         # Other programs' files do not say which tokens swallow white space: llama.cpp goes by names.
         name, arch, pre = (str(kv.get(key, "")) for key in ("general.name", "general.architecture", f"{KEY}pre"))
@@ -231,7 +232,7 @@ class Vocab:
             rstrip = swallow - {ids.get(text) for text in ("<unk>", "<s>", "<|endoftext|>")}
         elif "modern-bert" in name.lower():
             lstrip = {ids[text] for text in ("[MASK]",) if text in ids}
-        return lstrip, rstrip
+        return lstrip, rstrip, ""
 
 
 class NoVocab(Vocab):
