@@ -90,6 +90,9 @@ def check_steps(
             if step.values not in written():
                 raise
         done |= step.text("type") in ("Metaspace", "BertPreTokenizer")
+    cuts = [step.text("type") for step in tokenizer.steps("pre_tokenizer", "pretokenizers")]
+    if kind == BYTES and "ByteLevel" not in cuts:
+        _refuse(tokenizer, "pre_tokenizer: ByteLevel is missing", kind)
     if kind == WORDS and not done:
         _refuse(tokenizer, "pre_tokenizer: BertPreTokenizer is missing", kind)
     if kind in (PIECES, SCORES) and not (done or writes_spaces):
