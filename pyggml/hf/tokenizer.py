@@ -199,9 +199,10 @@ def _joined(model: Part, merges: list[tuple[str, str]]) -> list[str]:
 def _form(tokenizer: Part, but: str = "") -> Keys:
     """The key of the normalization form that texts are brought into. Raises ModelError when there are several."""
     steps = list(tokenizer.steps("normalizer", "normalizers"))
-    forms = {kind for step in steps if (kind := step.text("type")) in FORMS and kind != but}
+    forms = {kind for step in steps if (kind := step.text("type")) in FORMS}
     if len(forms) > 1:
         raise ModelError(f"{tokenizer.where}normalizer: only one of {', '.join(sorted(map(str, forms)))} is supported")
+    forms.discard(but)
     return {FORM_KEY.removeprefix(KEY): form for form in forms}
 
 

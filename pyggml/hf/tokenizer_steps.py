@@ -71,7 +71,12 @@ def check_steps(
     if kind in (BYTES, PIECES):
         _check_bpe(model)
     writes_spaces = kind in (BYTES, WORDS)  # whether a space need not become U+2581
-    replaced = False
+    replaced, names = False, [step.text("type") for step in tokenizer.steps("normalizer", "normalizers")]
+    if names.count("Prepend") > 1:
+        _refuse(tokenizer, "normalizer: more than one Prepend", kind)
+    if "NFKC" in names and "Precompiled" in names:
+        _refuse(tokenizer, "normalizer: both NFKC and Precompiled", kind)
+    merges_spaces = False
     for step in tokenizer.steps("normalizer", "normalizers"):
         try:
             _check_normalizer(step, kind, replaced)
@@ -80,7 +85,8 @@ def check_steps(
                 raise
             replaced |= kind == SCORES and step.text("content") == SPACE
             continue
-        replaced |= step.text("type") in ("Replace", "Prepend")
+        replaced |= step.text("type") in ("Replace", "Prepend", "Precompiled", "BertNormalizer")
+        merges_spaces |= _is_runs_of_spaces(step)
         writes_spaces |= _is_replace(step, " ", SPACE) or (_is_runs_of_spaces(step) and step.text("content") == SPACE)
     done = False
     for step in tokenizer.steps("pre_tokenizer", "pretokenizers"):
@@ -93,6 +99,8 @@ def check_steps(
     cuts = [step.text("type") for step in tokenizer.steps("pre_tokenizer", "pretokenizers")]
     if kind == BYTES and "ByteLevel" not in cuts:
         _refuse(tokenizer, "pre_tokenizer: ByteLevel is missing", kind)
+    if "Strip" in names and not (merges_spaces or "WhitespaceSplit" in cuts):
+        _refuse(tokenizer, "normalizer: Strip without a Replace that makes one space of several", kind)
     if kind == WORDS and not done:
         _refuse(tokenizer, "pre_tokenizer: BertPreTokenizer is missing", kind)
     if kind in (PIECES, SCORES) and not (done or writes_spaces):

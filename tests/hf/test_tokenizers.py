@@ -266,6 +266,12 @@ def _changed(folder: str, target: Path, **changes: Any) -> Vocab:
     return _vocab(target)
 
 
+def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": [*steps]}
+
+
+_PREPEND = {"type": "Prepend", "prepend": "▁"}
+_UNDERLINE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _SPLIT = "pre_tokenizer__pretokenizers__0__"
 
 
@@ -283,6 +289,11 @@ _SPLIT = "pre_tokenizer__pretokenizers__0__"
         ("gpt2", {"model__end_of_word_suffix": "</w>"}, "end_of_word_suffix must be empty"),
         ("qwen2", {_SPLIT + "behavior": "Removed"}, "behavior must be Isolated, not 'Removed'"),
         ("qwen2", {"pre_tokenizer__pretokenizers__1__type": None}, "ByteLevel is missing"),
+        ("llama", {"normalizer": _sequence(_PREPEND, _PREPEND, _UNDERLINE)}, "more than one Prepend"),
+        ("bert", {"normalizer": _sequence({"type": "BertNormalizer"}, {"type": "NFKD"})}, "normalizer.*type: NFKD"),
+        ("xlm-roberta", {"normalizer": _sequence({"type": "NFKC"}, {"type": "NFKD"})}, "only one of NFKC, NFKD"),
+        ("xlm-roberta", {"normalizer": _sequence({"type": "NFKC"}, {"type": "Precompiled"})}, "both NFKC and Precomp"),
+        ("xlm-roberta", {"normalizer": {"type": "Strip"}}, "Strip without a Replace"),
         ("llama", {"normalizer": None}, "nothing turns spaces into"),
         ("llama", {"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer.type: Digits"),
         ("llama", {"pre_tokenizer": {"type": "Metaspace", "replacement": "_"}}, r"replacement must be U\+2581"),
