@@ -99,6 +99,8 @@ def check_steps(
     cuts = [step.text("type") for step in tokenizer.steps("pre_tokenizer", "pretokenizers")]
     if kind == BYTES and "ByteLevel" not in cuts:
         _refuse(tokenizer, "pre_tokenizer: ByteLevel is missing", kind)
+    if kind == SCORES and "Prepend" in names and {"Metaspace", "WhitespaceSplit"}.intersection(cuts):
+        _refuse(tokenizer, "normalizer: Prepend beside a pre-tokenizer for spaces", kind)
     if "Strip" in names and not (merges_spaces or "WhitespaceSplit" in cuts):
         _refuse(tokenizer, "normalizer: Strip without a Replace that makes one space of several", kind)
     if kind == WORDS and not done:

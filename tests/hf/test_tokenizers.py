@@ -293,6 +293,7 @@ _SPLIT = "pre_tokenizer__pretokenizers__0__"
         ("bert", {"normalizer": _sequence({"type": "BertNormalizer"}, {"type": "NFKD"})}, "normalizer.*type: NFKD"),
         ("xlm-roberta", {"normalizer": _sequence({"type": "NFKC"}, {"type": "NFKD"})}, "only one of NFKC, NFKD"),
         ("xlm-roberta", {"normalizer": _sequence({"type": "NFKC"}, {"type": "Precompiled"})}, "both NFKC and Precomp"),
+        ("xlm-roberta", {"normalizer": _PREPEND}, "Prepend beside a pre-tokenizer for spaces"),
         ("xlm-roberta", {"normalizer": {"type": "Strip"}}, "Strip without a Replace"),
         ("llama", {"normalizer": None}, "nothing turns spaces into"),
         ("llama", {"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "pre_tokenizer.type: Digits"),
