@@ -72,7 +72,7 @@ def build_router(
     if rule.n_group > 1:
         by = _best_groups(b, by, il)
     selected = b.cb(gg.top_k(by, b.hparams.n_expert_used), "ffn_moe_topk", il)
-    return selected, build_expert_weights(b, probs, selected, il)
+    return selected, build_expert_weights(b, probs, selected, il, best=by is probs)
 
 
 def router_probs(b: Build, logits: Tensor, il: int) -> Tensor:
@@ -81,9 +81,9 @@ def router_probs(b: Build, logits: Tensor, il: int) -> Tensor:
     return logits if rule.of_selected else b.cb(_GATING[rule.gating](logits), "ffn_moe_probs", il)
 
 
-def build_expert_weights(b: Build, probs: Tensor, selected: Tensor, il: int) -> Tensor:
+def build_expert_weights(b: Build, probs: Tensor, selected: Tensor, il: int, best: bool = False) -> Tensor:
     """How much each of the selected experts counts, ne [1, n_used, n_tokens], by the router's rules; `probs`, ne
-    [n_expert, n_tokens], of all of them."""
+    [n_expert, n_tokens], of all of them. `best`: those with the largest of `probs` were selected."""
     rule, n_expert, n_used, n_tokens = b.hparams.router, probs.ne[0], selected.ne[0], probs.ne[1]
     weights = b.cb(gg.get_rows(gg.reshape_3d(probs, 1, n_expert, n_tokens), selected), "ffn_moe_weights", il)
     if rule.of_selected or rule.norm:
@@ -92,7 +92,7 @@ def build_expert_weights(b: Build, probs: Tensor, selected: Tensor, il: int) -> 
         weights = b.cb(_GATING[rule.gating](weights), f"ffn_moe_weights_{rule.gating}", il)
     if rule.norm:
         weights_sum = b.cb(gg.sum_rows(weights), "ffn_moe_weights_sum", il)  # [1, n_tokens]
-        if rule.gating != "softmax":  # with softmax the sum is at least n_used / n_expert
+        if not (rule.gating == "softmax" and (best or rule.of_selected)):  # whose sum is at least n_used / n_expert
             weights_sum = b.cb(gg.clamp(weights_sum, _MIN_SUM, math.inf), "ffn_moe_weights_sum_clamped", il)
         weights = b.cb(gg.div(weights, weights_sum), "ffn_moe_weights_norm", il)
     if rule.scale:

@@ -92,9 +92,19 @@ class AtomicFile:
         """The descriptor of a new file without a name, or called `path`."""
         fd = open_nameless(os.path.dirname(path))
         if fd is None:
-            fd = open_new(path)
-            self._named = True
+            with self._naming():
+                fd = open_new(path)
         return fd
+
+    @contextmanager
+    def _naming(self) -> Generator[None]:
+        """The file gets its temporary name. An interrupt may come when it has the name, but before anything else."""
+        self._named = True
+        try:
+            yield
+        except OSError:  # it has none, and the name may be another file's
+            self._named = False
+            raise
 
     def commit(self) -> None:
         """Give the file its name, replacing what is there."""
@@ -102,8 +112,8 @@ class AtomicFile:
         with saying_where(self.path):
             os.fsync(self.file.fileno())
         if not self._named:
-            name_file(self.file.fileno(), self._temporary)
-            self._named = True
+            with self._naming():
+                name_file(self.file.fileno(), self._temporary)
         self.file.close()  # Windows renames no open file
         os.replace(self._temporary, self.path)
         self._named = False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pyggml.gguf_io import atomic_file
 from pyggml.gguf_io.atomic_file import AtomicFile
 
 
@@ -80,3 +82,33 @@ def test_pipes_and_folders_are_not_replaced(tmp_path: Path) -> None:
 def test_errors_name_the_path_that_was_given(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No such file or directory: '.*/missing/m\.gguf'"):
         AtomicFile(tmp_path / "missing" / "m.gguf")
+
+
+@pytest.mark.parametrize("call", ["open_new", "name_file"])
+def test_an_interrupt_right_after_the_file_got_a_name(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM, as Python hears of it: between the call and the next line. The temporary file stayed."""
+    name = getattr(atomic_file, call)
+
+    def interrupted(*args: Any) -> None:
+        name(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic_file, call, interrupted)
+    if call == "open_new":
+        monkeypatch.setattr(atomic_file, "open_nameless", lambda folder: None)  # pyright: ignore
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_name_of_others_stays_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", lambda n: bytes(n))
+    (tmp_path / ".file.00000000.tmp").write_bytes(b"theirs")
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "file")
+    monkeypatch.setattr(atomic_file, "open_nameless", lambda folder: None)  # pyright: ignore
+    with pytest.raises(FileExistsError):
+        write(tmp_path / "file")
+    assert [p.name for p in tmp_path.iterdir()] == [".file.00000000.tmp"]
