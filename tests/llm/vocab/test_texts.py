@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from itertools import product
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from pyggml.llm.vocab.kinds import split
 from pyggml.llm.vocab.kinds.pre import PRE
+from pyggml.llm.vocab.kinds.words import WordCache, words_of
 from pyggml.native.vocab.merges import Merges
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.native.vocab.texts import Texts
@@ -124,8 +126,22 @@ def test_rules_in_ascii(rule: str) -> None:
     """What `re` finds is what `regex` finds."""
     rng = random.Random(rule)
     alphabet = [*map(chr, range(128)), *"aA1 '.\n" * 12, "<sentinel:", "IMGIMG", "'re", "    ", "\r\n"]
-    ours, theirs = split._ascii(rule), regex.compile(rule, regex.VERSION1).findall
+    ours, theirs = split._ascii(rule).findall, regex.compile(rule, regex.VERSION1).findall
     for text in ("".join(rng.choices(alphabet, k=rng.randint(1, 30))) for _ in range(100)):
         assert ours(text) == theirs(text), text
     for a, b in product("a1 \n.", repeat=2):
         assert ours(a * 5000 + b) == theirs(a * 5000 + b)
+
+
+def test_words_of_long_texts() -> None:
+    """They are found and looked up some at a time, so that other threads have turns."""
+    rng = random.Random(3)
+    text = "".join(rng.choices(["a", " b", "\n", "\u00e9 ", "12", "  ", "'s"], k=60_000))
+    for rule in sorted({r for p in PRE.values() for r in p.rules if isinstance(r, str)}):
+        pattern = regex.compile(rule, regex.VERSION1)
+        assert not pattern.groups and words_of(pattern, text) == pattern.findall(text), rule
+    known = {word: len(word).to_bytes(4, sys.byteorder) * (len(word) % 3) for word in text.split()}
+    cache = WordCache(lambda words: [known[word] for word in words])
+    words = text.split()
+    assert cache.ids(words) == [len(word) for word in words for _ in range(len(word) % 3)]
+    assert cache.ids([]) == []

@@ -47,7 +47,7 @@ class BPE:
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Bytes that no token spells are left out, as llama.cpp does."""
         words = self._splitter.words(text.replace(" ", SPACE) if self._pre.escape else text)
-        return self._cache.ids(words).tolist()
+        return self._cache.ids(words)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a normal token."""

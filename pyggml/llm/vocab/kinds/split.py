@@ -12,6 +12,7 @@ from functools import cache
 from itertools import chain, pairwise
 
 from .unicode import NEWER
+from .words import words_of
 
 Rule = str | Callable[[str], list[str]]
 _DIGITS = re.compile("[0-9]+")
@@ -69,12 +70,12 @@ def _matches(pattern: str) -> Callable[[str], list[str]]:
     """Cut a text into the matches of a pattern and the parts between them."""
     import regex
 
-    matches = regex.compile(pattern, regex.VERSION1).findall
-    split = regex.compile(f"({pattern})", regex.VERSION1).split
+    matches: re.Pattern[str] = regex.compile(pattern, regex.VERSION1)  # pyright: ignore[reportAssignmentType]
+    split = regex.compile(f"({pattern})", regex.VERSION1).splititer
     matches_ascii = _ascii(pattern)
 
     def parts(text: str) -> list[str]:
-        found = matches_ascii(text) if text.isascii() else matches(text)
+        found = words_of(matches_ascii if text.isascii() else matches, text)
         if not found:
             return [text] if text else []
         if sum(map(len, found)) == len(text):  # there is nothing between the matches
@@ -84,8 +85,8 @@ def _matches(pattern: str) -> Callable[[str], list[str]]:
     return parts
 
 
-def _ascii(pattern: str) -> Callable[[str], list[str]]:
-    """The matches of the pattern in ASCII text. `re` finds them, twice as fast; it lacks the classes of `regex`."""
+def _ascii(pattern: str) -> re.Pattern[str]:
+    """The pattern for ASCII text. `re` finds its matches twice as fast; it lacks the classes of `regex`."""
     import regex
 
     def members(cls: re.Match[str]) -> str:
@@ -94,9 +95,9 @@ def _ascii(pattern: str) -> Callable[[str], list[str]]:
         return f"[{''.join(chars)}]" if chars else "[^\\0-\\x7f]"
 
     try:
-        return re.compile(_CLASS.sub(members, pattern)).findall
+        return re.compile(_CLASS.sub(members, pattern))
     except re.error:  # Python 3.10 has no possessive quantifiers
-        return regex.compile(pattern, regex.VERSION1).findall  # pyright: ignore[reportReturnType]
+        return regex.compile(pattern, regex.VERSION1)  # pyright: ignore[reportReturnType]
 
 
 @cache

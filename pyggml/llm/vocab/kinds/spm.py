@@ -17,7 +17,7 @@ from pyggml.errors import ModelError
 
 from ..tokens import NO_UTF8, SPACE, Tokens, utf8
 from .merger import Merger, symbols_of_chars
-from .words import WordCache, by_word
+from .words import WordCache, by_word, words_of
 
 _WORDS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 
@@ -35,7 +35,7 @@ class SPM:
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Raises ModelError when there is no token for a character, for its bytes, or for "unknown"."""
         text = text.replace(" ", SPACE)
-        return self._cache.ids([text] if self._crossing and text else _WORDS.findall(text)).tolist()
+        return self._cache.ids([text] if self._crossing and text else words_of(_WORDS, text))
 
     def piece(self, token: int) -> bytes:
         """The bytes of a normal token."""

@@ -20,7 +20,7 @@ from pyggml.errors import ModelError
 from ..tokens import KEY, NO_UTF8, SPACE, Tokens, TokenType, flag, utf8
 from . import proto
 from .charsmap import check_charsmap
-from .words import WordCache, by_word
+from .words import WordCache, by_word, words_of
 
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceNormalizer
@@ -53,7 +53,8 @@ class UGM:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Unknown characters in a row become one unknown token."""
-        ids = self._cache.ids(self._words(text))
+        parts = self._cache.arrays(self._words(text))
+        ids = np.concatenate(parts) if parts else np.empty(0, np.int32)
         if self._unk is not None:
             ids = ids[(ids != self._unk) | np.append(True, ids[:-1] != self._unk)[: len(ids)]]
         return ids.tolist()
@@ -110,7 +111,7 @@ class UGM:
         if self._space and spaces < len(text) and not (self._once and spaces):
             text = " " + text
         text = text.replace(" ", SPACE)
-        return [text] if self._crossing and text else _WORDS.findall(text)
+        return [text] if self._crossing and text else words_of(_WORDS, text)
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
         trie, scores, unknown, ids = self._table

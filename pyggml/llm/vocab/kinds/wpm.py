@@ -47,7 +47,7 @@ class WPM:
         """Ids of a text. A word that tokens do not cover becomes one unknown token."""
         if any(c in text for c in _CONTROL):
             text = text.translate(dict.fromkeys(map(ord, _CONTROL)))
-        return self._cache.ids(text.split()).tolist()
+        return self._cache.ids(text.split())
 
     def piece(self, token: int) -> bytes:
         """The bytes of a normal token."""
