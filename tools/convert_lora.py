@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pyggml.errors import ModelError
-from pyggml.gguf_io.split import refuse_source
+from pyggml.gguf_io.split import open_model, refuse_own_output, refuse_source
+from pyggml.hf.folder import is_folder
 from pyggml.hf.parts import read_object
 from pyggml.llm.adapters.lora import Lora, save_lora
 from pyggml.llm.adapters.peft import CONFIG
@@ -25,6 +26,8 @@ def convert_lora(adapter: Path, out: Path, base: Path | None = None) -> Lora:
         base = Path(name)
     for source in (adapter, base):
         refuse_source(source, out)
+    if not is_folder(base):  # it may have several parts
+        refuse_own_output(open_model(base), [str(out)])
     with load_model(base, repack=False) as model:
         lora = model.load_lora(adapter)
     save_lora(lora, out)

@@ -12,7 +12,8 @@ import pytest
 from pyggml.tools.convert_lora import convert_lora
 
 from pyggml import limits
-from pyggml.errors import ModelError
+from pyggml.errors import GGUFError, ModelError
+from pyggml.gguf_io.split import split_model
 from pyggml.hf.safetensors import open_folder
 from pyggml.hf.tensors import as_f32
 from pyggml.llm.model import Model, load_model
@@ -187,3 +188,14 @@ def test_folders_that_are_none(llama: Model, tmp_path: Path) -> None:
         llama.load_lora(tmp_path / "a")
     with pytest.raises(ModelError, match="its base model None is not here"):
         convert_lora(tmp_path / "a", tmp_path / "l.gguf")
+
+
+def test_no_part_of_the_base_is_replaced(shared: Path, tmp_path: Path) -> None:
+    model = load_model(shared / "models" / "stories260K.gguf")
+    n = model.hparams.n_embd
+    adapter = write_peft(tmp_path / "adapter", ones("model.layers.0.self_attn.o_proj", n, n, 4))
+    parts = split_model(model.path, str(tmp_path / "s"), max_tensors=20)
+    before = Path(parts[1]).read_bytes()
+    with pytest.raises(GGUFError, match="the output is the input"):
+        convert_lora(adapter, Path(parts[1]), Path(parts[0]))
+    assert Path(parts[1]).read_bytes() == before
