@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,10 +139,10 @@ def test_words_of_long_texts() -> None:
     rng = random.Random(3)
     text = "".join(rng.choices(["a", " b", "\n", "\u00e9 ", "12", "  ", "'s"], k=60_000))
     for rule in sorted({r for p in PRE.values() for r in p.rules if isinstance(r, str)}):
-        pattern = regex.compile(rule, regex.VERSION1)
+        pattern: Any = regex.compile(rule, regex.VERSION1)
         assert not pattern.groups and words_of(pattern, text) == pattern.findall(text), rule
-    known = {word: len(word).to_bytes(4, sys.byteorder) * (len(word) % 3) for word in text.split()}
+    words: list[str] = [*text.split()]
+    known = {word: len(word).to_bytes(4, sys.byteorder) * (len(word) % 3) for word in words}
     cache = WordCache(lambda words: [known[word] for word in words])
-    words = text.split()
     assert cache.ids(words) == [len(word) for word in words for _ in range(len(word) % 3)]
     assert cache.ids([]) == []
