@@ -249,8 +249,11 @@ _COMMANDS: dict[str, tuple[str, Callable[[_Console, str], None]]] = {
 def _keep_history() -> None:
     """Let lines be edited, with those of earlier chats; a text that is pasted is one message."""
     import atexit
-    import readline  # gives input() editing and a history
 
+    try:
+        import readline  # gives input() editing and a history
+    except ImportError:  # Windows' Python has none: its terminal edits lines by itself
+        return
     readline.parse_and_bind("set enable-bracketed-paste on")
     readline.set_history_length(_HISTORY)
     path = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "pyggml" / "chat_history"

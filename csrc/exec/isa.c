@@ -22,7 +22,7 @@ LEVEL(i8mm)
 
 static int isa_always(void) { return 1; }
 
-int pg_cpu_is_amd;
+int pg_cpu_is_amd, pg_cpu_is_zen5;
 
 #if defined(PG_X86)
 #include <cpuid.h>
@@ -33,6 +33,7 @@ int pg_cpu_is_amd;
 __attribute__((constructor)) static void isa_know_cpu(void) { // only once: it takes long on a virtual machine
   uint32_t a, b, c, d;
   pg_cpu_is_amd = __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
+  pg_cpu_is_zen5 = pg_cpu_is_amd && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x1a;
 }
 
 static uint64_t cpu_xcr0(void) {

@@ -6,7 +6,8 @@
 // a column just below it takes longer than one just beyond it, the border is too high.
 #pragma once
 
-extern int pg_cpu_is_amd; // 0: treated as Intel's (exec/isa.c)
+extern int pg_cpu_is_amd;  // 0: treated as Intel's (exec/isa.c)
+extern int pg_cpu_is_zen5; // or later
 
 // Level; FEW: codes are plain bytes or nibbles; FEW_SLOW: codes take longer to unpack; the same two on AMD's CPUs.
 #define PG_BORDERS(X)                                                                                                  \

@@ -19,7 +19,8 @@ enum {
   FEW_HALVES = VF_N == 8 ? 64 : FEW, // those for rows of F16 and BF16,
   FEW_BLOCKS = 8,                    // and those for which block types with a tile are multiplied as they are stored
   NEAR = 1 << 19,                    // bytes of columns that stay in the L2 cache while all rows meet them
-  LONG = 2048,                       // in_turn: elements that stay in the L1 cache with a row ...
+  LONG = 2048,                       // in_turn: elements that stay in the L1 cache with a row,
+  LONG_ZEN5 = 8192,                  // ... on a Zen 5, whose L1 cache has 48 KB ...
   LARGE = 1 << 19,                   // ... and bytes of a matrix whose model does not stay in the L2 cache
   KC = PG_CUT,                       // elements of a row at a time
   LD = KC + 16,      // stride of converted rows and columns: off the powers of two, which share cache sets
@@ -57,13 +58,15 @@ static int64_t elements_near(const pg_product *p) {
 // The tile that multiplies one column with rows one after the other, or NULL when rows side by side are faster, as they
 // are on CPUs without AVX-512. Rows in turn are one stream of memory. Intel's prefetchers stop at the end of every
 // page, and those of Zen 5 are late, so these tiles prefetch memory themselves. AMD's CPUs read best with AVX2; but a
-// row and the column must fit the L1 cache together, and the model must be larger than the L2 cache (docs/products.md).
+// row and the column must fit the L1 cache together, the model must be larger than the L2 cache, and a Zen 5 reads F32
+// best side by side (docs/products.md).
 static pg_tile in_turn(const pg_product *p) {
 #if VF_N == 16
   const pg_tensor *a = p->a;
   if (p->n_cols > 1) return NULL;
   if (!pg_cpu_is_amd) return PG_PRODUCT(tile_in_turn)(a->type);
-  if (a->ne[0] > LONG || a->ne[1] * a->nb[1] <= LARGE) return NULL;
+  if (a->ne[0] > (pg_cpu_is_zen5 ? LONG_ZEN5 : LONG) || a->ne[1] * a->nb[1] <= LARGE) return NULL;
+  if (pg_cpu_is_zen5 && a->type == PG_F32) return NULL;
 #ifdef PG_PAIRS // AVX2 has no products of pairs
   return PG_PRODUCT(tile_in_turn)(a->type);
 #else

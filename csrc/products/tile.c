@@ -30,10 +30,12 @@ PG_INLINE int bytes_of(int type, int n) { // n elements
 }
 
 // The memory to prefetch while `mr` rows are read: the memory behind them, not too near. NULL when rows are not
-// adjacent, and where prefetchers follow long rows by themselves: eight at a time, on AMD's CPUs before AVX-512.
+// adjacent, and where prefetchers follow long rows by themselves: eight at a time, on AMD's CPUs before AVX-512, and
+// those of F32 on a Zen 5.
 PG_INLINE const char *next_rows(int type, int mr, rows a, int64_t k) {
   const int64_t stride = a[1] - a[0];
-  if (VF_N == 8 && mr == PG_TALL && stride >= PAGE && pg_cpu_is_amd) return NULL;
+  const int follows = VF_N == 8 ? pg_cpu_is_amd : pg_cpu_is_zen5 && type == PG_F32;
+  if (mr == PG_TALL && stride >= PAGE && follows) return NULL;
   return stride * BLOCK == k * bytes_of(type, BLOCK) ? a[0] + PG_MAX(mr * stride, PG_AHEAD) : NULL;
 }
 

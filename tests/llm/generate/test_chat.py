@@ -229,6 +229,16 @@ def test_chat_at_a_terminal(tiny: Path) -> None:
     assert t.exit_code() == 0
 
 
+def test_a_python_without_readline(tiny: Path, tmp_path: Path) -> None:
+    """Windows' has none, nor have some that people compile."""
+    (tmp_path / "readline.py").write_text("raise ImportError")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    t = Terminal("chat", "-m", tiny, "-t", 1, "-c", 100, "-n", 3, PYTHONPATH=path)
+    t.wait_for("> ")
+    t.type("/quit\n")
+    assert t.exit_code() == 0
+
+
 def test_messages_of_several_lines_and_commands(tiny: Path, tmp_path: Path) -> None:
     bias = ("--temp", 0, "-l", "123+100", "--ignore-eos", "-n", 3, "-t", 1)
     state = {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm", "INPUTRC": "/dev/null"}
