@@ -245,6 +245,7 @@ def test_a_client_that_says_it_will_send_no_more(tales: gg.Model) -> None:
                     assert part in got, (data, got)
                     got = got[got.index(part) + 1 :]
                 assert b"HTTP" not in got
+    with listening(tales, n_parallel=1, context_shift=True) as server:  # an answer without an end
         with server.connect() as s:
             s.sendall(request({**short, "n_predict": -1, "ignore_eos": True}))
             s.shutdown(socket.SHUT_WR)
