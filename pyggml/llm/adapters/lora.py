@@ -25,10 +25,12 @@ from pyggml.tensor import Tensor
 MAX_SCALE = 1e30  # a weight times this is a finite F32
 _A, _B = ".lora_a", ".lora_b"
 TOKEN_EMBD, OUTPUT = "token_embd.weight", "output.weight"
-_IN_NO_PRODUCT = re.compile(  # what an adapter cannot change: it adds to products
-    r"(norm(_\w+)?|conv|conv1d(_[qkv])?|_sinks|(layer|hc)\w*_(scale|base)|\bposition_embd|\b(per_layer_token_embd|token_types)|\brope_\w+|"
-    r"_lerp_\w+|\btime_mix_(decay|first|ln)|_ape|\bexp_probs_b|\.act\.scales|_init|"
-    r"^cls(\.output)?|^dense_[23])(\.weight)?$|\bssm_[ad]$|\.bias$"
+_IN_NO_PRODUCT = re.compile(  # weights that an adapter cannot change: it adds to products. A test asks all graphs
+    r"(norm(_\w+)?|\.act\.scales|(layer|hc)\w*_(scale|base)|_sinks|\bexp_probs_b"  # norms, factors and what is added
+    r"|conv|conv1d(_[qkv])?|_init|_lerp_\w+|\btime_mix_(decay|first|ln)"  # convolutions and states
+    r"|\bposition_embd|_ape|\brope_\w+|\b(per_layer_token_embd|token_types)"  # positions, and tables of rows
+    r"|^cls(\.output)?|^dense_[23])(\.weight)?$"  # heads behind the text's vector
+    r"|\bssm_[ad]$|\.bias$"
 )
 
 
