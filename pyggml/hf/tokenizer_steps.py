@@ -71,13 +71,14 @@ def check_steps(
     if kind in (BYTES, PIECES):
         _check_bpe(model)
     writes_spaces = kind in (BYTES, WORDS)  # whether a space need not become U+2581
-    replaced, names = False, [step.text("type") for step in tokenizer.steps("normalizer", "normalizers")]
+    normalizers = list(tokenizer.steps("normalizer", "normalizers"))
+    names = [step.text("type") for step in normalizers]
     if names.count("Prepend") > 1:
         _refuse(tokenizer, "normalizer: more than one Prepend", kind)
     if "NFKC" in names and "Precompiled" in names:
         _refuse(tokenizer, "normalizer: both NFKC and Precompiled", kind)
-    merges_spaces = False
-    for step in tokenizer.steps("normalizer", "normalizers"):
+    replaced = merges_spaces = False
+    for step in normalizers:
         try:
             _check_normalizer(step, kind, replaced)
         except ModelError:
@@ -88,15 +89,15 @@ def check_steps(
         replaced |= step.text("type") in ("Replace", "Prepend", "Precompiled", "BertNormalizer")
         merges_spaces |= _is_runs_of_spaces(step)
         writes_spaces |= _is_replace(step, " ", SPACE) or (_is_runs_of_spaces(step) and step.text("content") == SPACE)
-    done = False
+    done, cuts = False, list[str | None]()
     for step in tokenizer.steps("pre_tokenizer", "pretokenizers"):
         try:
             _check_cut(step, kind, prefix_is_set, done)
         except ModelError:
             if step.values not in written():
                 raise
-        done |= step.text("type") in ("Metaspace", "BertPreTokenizer")
-    cuts = [step.text("type") for step in tokenizer.steps("pre_tokenizer", "pretokenizers")]
+        cuts.append(step.text("type"))
+        done |= cuts[-1] in ("Metaspace", "BertPreTokenizer")
     if kind == BYTES and "ByteLevel" not in cuts:
         _refuse(tokenizer, "pre_tokenizer: ByteLevel is missing", kind)
     if kind == SCORES and "Prepend" in names and {"Metaspace", "WhitespaceSplit"}.intersection(cuts):

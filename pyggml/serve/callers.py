@@ -37,6 +37,10 @@ def callers(o: ServeOptions, guarded: Sequence[Route]) -> list[Middleware]:
     return passed
 
 
+def _headers(scope: Scope) -> dict[bytes, str]:
+    return {k.lower(): v.decode("latin-1") for k, v in scope["headers"]}
+
+
 class _OfOrigins:
     """Refuses requests of pages whose origin is none of `origins`, not matched by `local`, and not this server's. A
     browser sends a form or a text to any server, and only keeps the answer from the page. A page whose name was given
@@ -50,7 +54,7 @@ class _OfOrigins:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 403, or let the request through."""
         if scope["type"] == "http":
-            headers = {k.lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            headers = _headers(scope)
             host, origin = headers.get(b"host", ""), headers.get(b"origin")
             if host and not self._is_name(host):
                 await error_response(HTTPError(403, f"{host:.80} is no name of this server"))(scope, receive, send)
@@ -86,7 +90,7 @@ class _WithKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 401, or let the request through."""
         if scope["type"] == "http" and self._is_guarded(scope):
-            headers = {k.lower(): v.decode("latin-1") for k, v in scope["headers"]}
+            headers = _headers(scope)
             kind, _, key = headers.get(b"authorization", "").partition(" ")
             key = key.strip() if kind.lower() == "bearer" else headers.get(b"x-api-key", "")
             if not self._keys.has(key):

@@ -12,7 +12,7 @@ from pyggml import limits
 
 from .errors import HTTPError
 
-SHORT = 1 << 16  # bytes of a request that need not wait
+SHORT = 1 << 16  # a request of fewer bytes need not wait
 LENGTH: ContextVar[int] = ContextVar("bytes of the body of the request that the task answers", default=0)
 
 
