@@ -15,7 +15,8 @@ enum pg_status {
   PG_E_HOST = 6,    // a function of Python raised an exception
   PG_E_NESTED = 7,  // an op of this plan ran it again
   PG_E_LOST = 8,    // a file that the plan reads has become shorter
-  PG_E_WORK = 9     // nothing ran: for its variables the plan needs pg_plan.bad_value bytes of scratch memory
+  PG_E_WORK = 9,    // nothing ran: for its variables the plan needs pg_plan.bad_value bytes of scratch memory
+  PG_E_KERNEL = 10  // a kernel returned pg_plan.bad_value, any other number than PG_OK, without a word to pg_fail
 };
 
 enum { PG_MAX_SRC = 12, PG_MAX_PARAM = 16, PG_MAX_THREADS = 256, PG_MAX_CPUS = 4096 };

@@ -72,7 +72,7 @@ void pg_plan_op(pg_plan *p, int64_t i, int ith, int nth) {
   const int status = op->fn(&op->task, ith, nth);
   if (span) span[1] = pg_now_ns();
   walking--;
-  if (status) plan_fail(p, status, i, 0);
+  if (status) plan_fail(p, PG_E_KERNEL, i, status); // an own kernel's numbers are not ours
 }
 
 // Run one op after the other. `team` (may be NULL) takes part in the ops that are worth sharing.

@@ -5,6 +5,8 @@
 
 enum { NONE, TAIL, STRIDE, PAST_THE_END, NOT_A_NUMBER, BROADCAST, THREADS, IN_PLACE, READS_BEYOND, STATUS, SCRATCH };
 
+int returned = PG_E_TYPE; // by `status`
+
 static float *at(const pg_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
   return (float *)(t->data + i0 % t->ne[0] * t->nb[0] + i1 % t->ne[1] * t->nb[1] + i2 % t->ne[2] * t->nb[2] +
                    i3 % t->ne[3] * t->nb[3]);
@@ -13,7 +15,7 @@ static float *at(const pg_tensor *t, int64_t i0, int64_t i1, int64_t i2, int64_t
 static int add(const pg_task *t, int ith, int nth, int bug) {
   const pg_tensor *dst = &t->dst, *a = &t->src[0], *b = &t->src[1];
   const int64_t *ne = dst->ne, n_rows = ne[1] * ne[2] * ne[3];
-  if (bug == STATUS && ne[0] > 2) return PG_E_TYPE;
+  if (bug == STATUS && ne[0] > 2) return returned;
   if (bug == SCRATCH) memset(t->work + ith * t->work_size / nth, 0, (size_t)(4 * ne[0] + ne[0] / 3));
   int64_t n = ne[0];
   if (bug == TAIL && n % 4 == 3) n--; // a vector at a time, and of the rest at most two

@@ -122,11 +122,12 @@ class CpuProgram:
         node = self.lowered.nodes[int(self._plan.failed_op)]
         if status == lib.PG_E_INDEX:
             raise node_error(node, f"row index {self._plan.bad_value} is out of range")
-        if self._calls is not None and status == lib.PG_E_HOST:
-            self._calls.reraise(node)
         if status == lib.PG_E_ABORTED:
             raise node_error(node, "aborted", Aborted)
-        raise node_error(node, f"kernel status {status}")
+        returned = int(self._plan.bad_value)
+        if self._calls is not None and returned == lib.PG_E_HOST:
+            self._calls.reraise(node)
+        raise node_error(node, f"kernel status {returned}")
 
 
 def _work(steps: Sequence[Step], nodes: Sequence[Tensor]) -> list[tuple[int, int]]:
