@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from pyggml.errors import ModelError
 from pyggml.llm.model import Model
@@ -33,8 +33,7 @@ def run(
         from .connection import Connection, Server, until_cut
     except ImportError as e:
         raise needs_extra(e) from None
-    if (listen.ssl_key_file is None) != (listen.ssl_cert_file is None):
-        raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
+    _check_tls(listen)
     model = load(None) if options.models_dir is None and presets is None else None
     app = create_app(model, options, load, presets)
 
@@ -63,3 +62,25 @@ def run(
     print(f"pyggml serves {what} at {at}", file=sys.stderr, flush=True)
     sys.setswitchinterval(_SWITCH)
     Server(config, options.timeout, listen.stop_seconds, app.state.cut).run()
+
+
+def _check_tls(listen: ListenOptions) -> None:
+    """Raise ModelError for a key without its certificate, OSError for a file that cannot be read: before a model is
+    loaded, and with the names of the files, which OpenSSL does not say."""
+    key, cert = listen.ssl_key_file, listen.ssl_cert_file
+    if key is None and cert is None:
+        return
+    if key is None or cert is None:
+        raise ModelError("TLS needs both --ssl-key-file and --ssl-cert-file")
+    import ssl
+
+    def password() -> NoReturn:
+        raise ModelError(f"{key}: a key with a password; openssl pkey -in FILE -out OTHER makes one without")
+
+    for path in (key, cert):
+        with open(path, "rb"):
+            pass
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password)
+    except ssl.SSLError as e:
+        raise ModelError(f"{key} and {cert}: not a private key and its certificate (PEM): {e.reason}") from None

@@ -21,7 +21,10 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from pyggml.errors import ModelError
 from pyggml.serve.connection import until_cut
+from pyggml.serve.options import ListenOptions, ServeOptions
+from pyggml.serve.run import run
 
 from .conftest import KEY, PATIENCE, get, http_client, post, process, stream
 
@@ -284,6 +287,24 @@ def test_tls(tmp_path: Path) -> None:
         assert get(f"{url}/health", verify=trust).status_code == 200
         p.send_signal(signal.SIGTERM)
         assert p.wait(PATIENCE) == 0 and p.stderr is not None and b"Traceback" not in p.stderr.read()
+
+
+def test_tls_without_a_key_and_its_certificate(tmp_path: Path) -> None:
+    """A line with the names of the files, before a model is loaded; nobody is asked for a password."""
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=x"]
+    for i, how in enumerate((["-nodes"], ["-nodes"], ["-passout", "pass:word"])):
+        made = ["-keyout", str(tmp_path / f"key{i}"), "-out", str(tmp_path / f"cert{i}")]
+        subprocess.run([*make, *how, *made], check=True, capture_output=True)
+    for key, cert, text in (
+        ("key0", "none", "none"),
+        ("cert0", "key0", "cert0 and .*key0: not a private key"),
+        ("key1", "cert0", "key1 and .*cert0: not a private key"),
+        ("key2", "cert2", "key2: a key with a password"),
+        ("", "cert0", "''"),
+    ):
+        listen = ListenOptions(ssl_key_file=str(tmp_path / key) if key else key, ssl_cert_file=str(tmp_path / cert))
+        with pytest.raises((ModelError, OSError), match=text):
+            run(pytest.fail, ServeOptions(), listen)
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
