@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 
 _EFFICIENT = 0.75  # of the fastest core's capacity: slower ones are made for efficiency
@@ -29,9 +30,10 @@ def n_fast(root: str = "/") -> int:
 
 
 def allowed_cpus() -> set[int]:
-    """The CPUs that the affinity of this thread allows."""
+    """The CPUs that the affinity of this thread allows; all of the machine when the system does not tell."""
     if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
+        with suppress(OSError):  # a sandbox may forbid to ask
+            return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
@@ -61,15 +63,18 @@ def _quota(root: str) -> float:
         if controllers and "cpu" not in controllers.split(","):
             continue
         parts = path.strip("/").split("/")
-        for n in range(len(parts), -1, -1):  # a container may see its group as the root, under another name than here
-            group = os.path.join("sys/fs/cgroup", controllers, *parts[:n])
-            if controllers:
-                limit = system_text(root, f"{group}/cpu.cfs_quota_us")
-                period = system_text(root, f"{group}/cpu.cfs_period_us")
-            else:
-                limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
-            if limit and period and limit not in ("max", "-1"):
-                quota = min(quota, int(limit) / int(period))
+        # Version 1: the folder of several controllers may have them in another order (RHEL 7); then `cpu` links to it.
+        for folder in {controllers, "cpu"} if controllers else {""}:
+            # A container may see its group as the root, under another name than here.
+            for n in range(len(parts), -1, -1):
+                group = os.path.join("sys/fs/cgroup", folder, *parts[:n])
+                if controllers:
+                    limit = system_text(root, f"{group}/cpu.cfs_quota_us")
+                    period = system_text(root, f"{group}/cpu.cfs_period_us")
+                else:
+                    limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
+                if limit and period and limit not in ("max", "-1"):
+                    quota = min(quota, int(limit) / int(period))
     return quota
 
 
@@ -78,8 +83,8 @@ def system_text(root: str, name: str) -> str | None:
     """What a file of the system says, without space around it; None when it cannot be read. A process reads it once.
     `root`: where the system's files lie."""
     try:
-        with open(os.path.join(root, name), encoding="ascii") as f:
-            return f.read().strip()
+        with open(os.path.join(root, name), "rb") as f:
+            return os.fsdecode(f.read()).strip()  # names of control groups may have any bytes
     except OSError:
         return None
 

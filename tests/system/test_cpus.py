@@ -14,7 +14,7 @@ from pyggml.system.cpus import n_fast, n_usable
 def machine(root: Path, files: dict[str, str]) -> str:
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text + "\n")
+        (root / name).write_text(text + "\n", encoding="utf-8")
     return str(root)
 
 
@@ -85,6 +85,15 @@ def test_a_machine_that_tells_nothing(tmp_path: Path, allow) -> None:
         ),
         (
             {
+                "proc/self/cgroup": "4:cpuacct,cpu:/docker/1",  # RHEL 7, whose folder is cpu,cpuacct
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            2,
+        ),
+        ({"proc/self/cgroup": "0::/größe", "sys/fs/cgroup/größe/cpu.max": "500000 100000"}, 5),
+        (
+            {
                 "proc/self/cgroup": "3:cpu:/",
                 "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
                 "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
@@ -97,6 +106,15 @@ def test_the_quota_of_a_container(tmp_path: Path, allow, files: dict[str, str], 
     allow(*range(8))
     root = machine(tmp_path, files)
     assert n_usable(root) == n_fast(root) == n
+
+
+def test_a_sandbox_that_forbids_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> set[int]:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert n_usable(str(tmp_path)) == 6
 
 
 def test_more_than_the_pool_has_threads(allow) -> None:
