@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 
 def memory_size() -> int:
@@ -42,15 +43,20 @@ def lock_pages(address: int, n: int) -> str | None:
 
 def forget(memory: mmap.mmap, start: int, n: int) -> None:
     """Let the system forget `n` bytes of a mapping, from a page's begin on: those of a file are read again when someone
-    looks at them, others are zeros then. (Windows keeps them, and forgets pages of files when others need memory.)"""
+    looks at them, others are zeros then. They stay when the system refuses: in a process whose pages are locked
+    (mlockall), or in a container that does not allow it. (Windows keeps them, and forgets pages of files when others
+    need memory.)"""
     if hasattr(mmap, "MADV_DONTNEED"):
-        memory.madvise(mmap.MADV_DONTNEED, start, n)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_DONTNEED, start, n)
 
 
 def read_few(memory: mmap.mmap, start: int, n: int) -> None:
-    """Say that of these `n` bytes of a mapped file, from a page's begin on, only a few here and there are read."""
+    """Say that of these `n` bytes of a mapped file, from a page's begin on, only a few here and there are read. Nothing
+    depends on it: the system may refuse."""
     if hasattr(mmap, "MADV_RANDOM"):
-        memory.madvise(mmap.MADV_RANDOM, start, n)
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_RANDOM, start, n)
 
 
 def reserve(n: int) -> mmap.mmap:
