@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 from pyggml.errors import BackendError, one_of
@@ -36,7 +37,10 @@ def numa_init(strategy: Numa) -> None:
         LOG.info("numa %r: the system tells of no second memory node, so nothing is placed", strategy)
     elif strategy == "isolate":
         cpu = this_cpu()
-        stay_on(next((near for near in nodes.values() if cpu in near), nodes[min(nodes)]))
+        try:
+            stay_on(next((near for near in nodes.values() if cpu in near), nodes[min(nodes)]))
+        except OSError as e:
+            LOG.info("numa 'isolate': the system does not let threads stay on a node: %s", e.strerror)
         lib.pg_pool_stop()  # its threads begin again, on this node
     else:
         place(list(nodes.values()))
@@ -74,5 +78,6 @@ def home_of_rows(first: int, n: int) -> int:
 def go_home(node: int) -> None:
     """Let this thread, which must be one of a short-lived pool, run on a node and take memory there."""
     if len(_homes) > 1:
-        stay_on(_homes[node])
+        with suppress(OSError):  # forbidden, or the node's CPUs are gone: it runs anywhere, and no result changes
+            stay_on(_homes[node])
         spread_pages(None)

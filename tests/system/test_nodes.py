@@ -115,6 +115,17 @@ def test_isolated(two_nodes: list[set[int]], monkeypatch: pytest.MonkeyPatch) ->
         os.sched_setaffinity(0, before)
 
 
+def test_a_container_that_lets_no_thread_stay(two_nodes: list[set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    want = products(2)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    for strategy in ("distribute", "isolate"):
+        numa.numa_init(strategy)
+        assert np.array_equal(products(2), want)
+
+
 def test_one_node_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numa, "memory_nodes", lambda: {0: {0, 1}})
     for strategy in ("distribute", "isolate", "numactl"):
