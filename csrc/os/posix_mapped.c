@@ -121,3 +121,12 @@ void pg_unguard(const int32_t *lost) {
   __atomic_store_n(&m->first, 0, __ATOMIC_RELEASE);
   pg_lock_give(&lock);
 }
+
+// A child that is forked while another thread has the lock would wait for that thread, which the child lacks.
+static void mapped_before_fork(void) { pg_lock_take(&lock); }
+
+static void mapped_after_fork(void) { pg_lock_give(&lock); }
+
+__attribute__((constructor)) static void mapped_follow_forks(void) {
+  pg_on_fork(mapped_before_fork, mapped_after_fork, mapped_after_fork);
+}

@@ -18,7 +18,9 @@ from pyggml.backends.cpu.repack import repack
 from pyggml.errors import GGUFError
 from pyggml.gguf_io.read import open_gguf
 from pyggml.llm.model import default_model_path, load_model
+from pyggml.native import ffi, lib
 
+from ..child import in_child
 from ..tiny_model import write_gguf
 
 SHRUNK = "had .* bytes when it was opened and has .* now"
@@ -150,3 +152,30 @@ def test_mappings_come_and_go(path: Path) -> None:
         assert not f.data[-4096:].any()
         with pytest.raises(GGUFError, match=SHRUNK):
             f.tensor_bytes("output.weight")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows forks none")
+def test_forks_while_files_are_mapped(path: Path) -> None:
+    """A fork catches another thread with the lock of the list of mapped files."""
+    stop = threading.Event()
+
+    def map_files() -> None:
+        with open(path, "rb") as f:
+            start = ffi.new("char[4096]")
+            while not stop.is_set():
+                lib.pg_unguard(lib.pg_guard(f.fileno(), start, 4096))
+
+    def in_the_child() -> None:
+        with open(path, "rb") as f:
+            lib.pg_unguard(lib.pg_guard(f.fileno(), ffi.new("char[4096]"), 4096))
+
+    threads = [threading.Thread(target=map_files) for _ in range(3)]
+    for t in threads:
+        t.start()
+    try:
+        for _ in range(20):
+            in_child(in_the_child, 20)
+    finally:
+        stop.set()
+        for t in threads:
+            t.join()
