@@ -23,6 +23,7 @@ import numpy.typing as npt
 from pyggml.buffers.buffer import Buffer, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
+from pyggml.foreign import HEAD, foreign
 from pyggml.native.packing import unpacked
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
@@ -246,7 +247,8 @@ class _Parser:
 
     def header(self) -> tuple[int, int, int]:
         if self.u32("the magic") != GGUF_MAGIC:
-            self.fail(f"not a GGUF file: it begins with {bytes(self.buf[:4])!r}", 0)
+            head = bytes(self.buf[:HEAD])
+            self.fail(f"not a GGUF file: it begins with {head[:4]!r}{foreign(head)}", 0)
         version = self.u32("the version")
         if version not in _VERSIONS:
             if version & 0xFFFF == 0 and version:
@@ -372,7 +374,7 @@ class _Parser:
             if base + rel + nbytes > self.size:
                 self.fail(
                     f"{what}, {dtype.name} {dims}, needs bytes {base + rel} to {base + rel + nbytes} of a file of "
-                    f"{self.size}",
+                    f"{self.size}: its download may have been broken off",
                     start,
                 )
             tensors[name] = GGUFTensor(name, dtype, (ne0, ne1, ne2, ne3), base + rel, nbytes, len(dims))

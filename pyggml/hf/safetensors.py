@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from pyggml.buffers.buffer import MappedFile
 from pyggml.errors import ModelError
+from pyggml.foreign import HEAD, foreign
 from pyggml.small_file import open_regular, parse_json, read_json
 from pyggml.system.memory import forget
 
@@ -114,9 +115,12 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_regular(path, ModelError) as f:
             size = os.fstat(f.fileno()).st_size
-            n = int.from_bytes(f.read(8), "little")
+            head = f.read(8)
+            n = int.from_bytes(head, "little")
             if size < 8 or n > min(size - 8, _MAX_HEADER):
-                fail("no safetensors file: its header is longer than itself")
+                known = foreign(head + f.read(HEAD - 8)) if n > _MAX_HEADER else ""
+                what = f"it begins with {head[:4]!r}{known}" if known else "its header is longer than itself"
+                fail(f"no safetensors file: {what}")
             header = parse_json(f"{path}: the header", f.read(n), ModelError)
             mapped = MappedFile(str(path), f.fileno())
     except OSError as e:

@@ -51,6 +51,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         (good[:-1], "not where the header says"),
         (good[:4], "longer than itself"),
         (good[:20], "longer than itself"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "begins with b'vers', as a pointer of Git LFS does"),
         (good.replace(b'"F32"', b'"F99"'), "dtype F99"),
         (good.replace(b"[2,3]", b"[2,4]"), "not where the header says"),
         (good.replace(b"[2,3]", b"[[],"), "no JSON"),

@@ -173,6 +173,16 @@ HUGE = 2**64 - 1
 LIES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "0 bytes are too few"),
     "magic": (lambda: build(magic=b"GGML"), r"not a GGUF file: it begins with b'GGML' \(at byte 0\)"),
+    "a pointer": (
+        lambda: b"version https://git-lfs.github.com/spec/v1\noid",
+        "it begins with b'vers', as a pointer of Git",
+    ),
+    "a page": (lambda: b"\n<!DOCTYPE html><html></html>", "as a web page does: a site has answered"),
+    "an answer": (lambda: b'{"error": "Repository not found"}', "as a JSON text does"),
+    "PyTorch's": (lambda: b"PK\3\4" + bytes(30), "or weights in PyTorch's format"),
+    "compressed": (lambda: b"\x1f\x8b\x08" + bytes(30), "gzip"),
+    "of 2023": (lambda: b"tjgg\3" + bytes(30), "before GGUF"),
+    "safetensors": (lambda: b"\x40" + bytes(7) + b'{"a":{"dtype":"F32"', "as a safetensors file does"),
     "version 1": (lambda: build(version=1), "version 1 is not read"),
     "version 4": (lambda: build(version=4), "version 4 is not read"),
     "version 0": (lambda: build(version=0), "version 0 is not read"),

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Left never imports right; entries of one group do not import each other (except inside one package).
 LAYERS: list[tuple[str, ...]] = [
     ("errors", "operators", "limits", "logger", "system"),
-    ("json_text", "small_file", "signature", "scope", "breaker"),
+    ("json_text", "small_file", "foreign", "signature", "scope", "breaker"),
     ("config",),
     ("hub",),
     ("var",),
