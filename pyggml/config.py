@@ -46,14 +46,15 @@ def config_path() -> Path:
     given = os.environ.get("PYGGML_CONFIG")
     if given:
         return Path(given)
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pyggml" / "config.toml"
+    # A user without a name has no home (a container's, by number): Path.home() raises then.
+    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "pyggml" / "config.toml"
 
 
 def read_config() -> Config:
-    """The configuration; an empty one when there is no file. Raises ModelError for a file that cannot be read or says
-    anything else."""
+    """The configuration; an empty one when there is no file, or only in a folder that this user may not enter (HOME is
+    another's, as after `sudo -u`). Raises ModelError for a file that cannot be read or says anything else."""
     path = config_path()
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises PermissionError before Python 3.14
         return Config()
     found = _toml(path)
     model, aliases = found.get("model"), found.get("aliases", {})
