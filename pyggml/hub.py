@@ -71,7 +71,7 @@ def download(
     network, and with HF_HUB_OFFLINE, the cache alone is asked. Raises ModelError when no file matches, when several do,
     and for a file that came damaged.
     """
-    _need_hub(repo_id)
+    _need_hub(f"{repo_id}: there is no such file or folder. If it is a repository of the Hugging Face Hub")
     files, digests = _listed(repo_id, revision, cache_dir)
     name = _chosen(repo_id, files, filename)
     options: dict[str, Any] = {"revision": revision, "cache_dir": cache_dir, "local_dir": local_dir}
@@ -83,7 +83,7 @@ def download(
 
 def cached() -> HFCacheInfo | None:
     """What the cache of the Hub has; None when there is no cache."""
-    _need_hub("the cache")
+    _need_hub("the cache is that of the package huggingface_hub, which is not installed")
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -124,14 +124,11 @@ def remove(name: str) -> int:
 # -- the Hub ----------------------------------------------------------------------------------------------------------
 
 
-def _need_hub(what: str) -> None:
+def _need_hub(why: str) -> None:
     try:
         import huggingface_hub  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError:
-        raise ModelError(
-            f"{what}: there is no such file or folder. If it is a repository of the Hugging Face Hub: "
-            "pip install pyggml[hub]"
-        ) from None
+        raise ModelError(f"{why}: pip install pyggml[hub]") from None
 
 
 @contextmanager
@@ -283,7 +280,7 @@ def _fetch(url: str, path: Path) -> None:
     refuses, when less came than it said, or another part than was asked for, when it does not speak HTTP, and while
     another process downloads the file."""
     from http.client import HTTPException
-    from urllib.error import HTTPError
+    from urllib.error import HTTPError, URLError
     from urllib.request import Request, urlopen  # which load OpenSSL
 
     part, mark = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.etag")
@@ -315,6 +312,8 @@ def _fetch(url: str, path: Path) -> None:
         raise ModelError(f"{url}: another process is downloading it just now") from None
     except HTTPError as e:
         raise ModelError(f"{url}: {e.code} {e.reason}") from None
+    except URLError as e:
+        raise ModelError(f"{url}: cannot be reached: {e.reason}") from None
     except (HTTPException, ValueError) as e:  # ValueError: a place to go on at that is no URL, or a length that is none
         raise ModelError(f"{url}: is no file that can be had: {type(e).__name__}: {e}") from None
     if wanted is not None and size != wanted:

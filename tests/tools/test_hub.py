@@ -18,8 +18,9 @@ import pytest
 from pyggml.tools.cli import main
 
 import pyggml as gg
+from pyggml.config import Config, read_config
 from pyggml.errors import ModelError
-from pyggml.hub import download, find_model
+from pyggml.hub import cached, download, find_model
 from pyggml.llama_cpp import Llama
 from pyggml.system.files import lock_file
 
@@ -287,6 +288,11 @@ def test_sites_that_do_not_speak_http(answer: str, tmp_path: Path) -> None:
             find_model(f"http://127.0.0.1:{listening.getsockname()[1]}/a.gguf")
 
 
+def test_a_site_that_does_not_answer(server: Server) -> None:
+    with pytest.raises(ModelError, match=r"http://127\.0\.0\.1:9/a\.gguf: cannot be reached: .*refused"):
+        find_model("http://127.0.0.1:9/a.gguf")
+
+
 @pytest.mark.parametrize("url", ["http://[::1/x", "http://127.0.0.1:1/ x", "http://a\nb/"])
 def test_what_is_no_url(server: Server, url: str) -> None:
     with pytest.raises(ModelError):
@@ -329,6 +335,24 @@ def test_names_of_the_configuration(server: Server, tmp_path: Path, monkeypatch:
         find_model("small")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="homes and users of POSIX")
+def test_a_home_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another user, as after `sudo -u`; none at all, as of a container's user without a name."""
+    for name in ("PYGGML_CONFIG", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # KeyError, as of a number that is no user's
+    assert read_config() == Config()
+
+    def forbidden(path: object, **_: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("os.stat", forbidden)
+    config = read_config()
+    monkeypatch.undo()
+    assert config == Config()
+
+
 def test_the_command_line(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,3 +391,5 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"pip install pyggml\[hub\]"):
         gg.load_model("some/model")
     assert find_model("some/model.gguf") == "some/model.gguf" and not os.path.exists("some")
+    with pytest.raises(ModelError, match="package huggingface_hub, which is not installed: pip install"):
+        cached()
