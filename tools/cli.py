@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import sys
 import warnings
 from importlib import import_module
@@ -102,6 +103,7 @@ def main(args: list[str] | None = None) -> None:
     """Entry point. Exit codes: 0 done, 1 failed (one line on stderr; a traceback with --debug), 2 usage, 130 Ctrl-C."""
     if args is None:  # as a program: collect garbage less often, because it slows short runs down
         warnings.showwarning = _show_warning
+        _write_any_text()
         gc.freeze()
         gc.set_threshold(_COLLECT_AFTER)
     argv = list(sys.argv[1:] if args is None else args)
@@ -125,6 +127,13 @@ def main(args: list[str] | None = None) -> None:
         if debug:
             raise
         _fail("pyggml", f"memory is full: {e}".removesuffix(": "), 1)
+
+
+def _write_any_text() -> None:
+    """Let stdout have texts that its encoding lacks (of LC_ALL=C, or of a file on Windows): with backslashes, as stderr
+    has them."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -133,3 +136,12 @@ def test_errors_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         main([])
     assert e.value.code == 0 and "Commands:" in capsys.readouterr().out
+
+
+def test_letters_that_stdout_lacks() -> None:
+    """That of LC_ALL=C has ASCII, a file of Windows the letters of its country."""
+    command = [sys.executable, "-m", "pyggml", "generate", "-p", "\u017d\u00fc", "-n", "1"]
+    for encoding, text in (("ascii", b"\\u017d\\xfc"), ("latin-1", b"\\u017d\xfc"), ("utf-8", "\u017d\u00fc".encode())):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, check=True)
+        assert done.stdout.startswith(text), done
