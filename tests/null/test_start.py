@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pyggml
 
 RUN = """
 import sys, numpy
@@ -35,3 +38,11 @@ def test_first_token() -> None:
     assert not {name for name in found if name.startswith(tuple(f"pyggml.{room}" for room in late))}
     assert not {"rich", "jinja2", "gguf", "asyncio"} & found
     assert len(found) <= 325, found
+
+
+def test_without_the_library() -> None:
+    """Of a checkout; or of what PyInstaller froze, of a zip, of a wheel of another system."""
+    code = "import sys; sys.modules['pyggml.native._pggml'] = None; import pyggml"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    is_checkout = (Path(pyggml.__file__).parents[1] / "csrc").is_dir()
+    assert ("is a checkout of pyggml" if is_checkout else "lacks the C library of this system") in done.stderr
