@@ -273,8 +273,9 @@ def test_another_part_than_was_asked_for(server: Server, model_bytes: bytes) -> 
         "hello\r\n\r\n",
     ],
 )
-def test_sites_that_do_not_speak_http(answer: str, tmp_path: Path) -> None:
+def test_sites_that_do_not_speak_http(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they sent was an exception of Python's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
