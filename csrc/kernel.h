@@ -5,6 +5,7 @@
 
 #include "operands.h"
 #include "pg.h"
+#include "simd/shuffle.h"
 #include "simd/simd.h"
 
 #define PG_CAT_(a, b, c) pg_##a##b##c

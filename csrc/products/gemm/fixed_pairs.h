@@ -22,8 +22,8 @@ PG_INLINE void put_ints(int16_t *dst, const float *src, float inv, int64_t n) {
   }
 #else
   for (int64_t i = 0; i < n; i += 4) {
-    const int16x4_t q = vmovn_s32(vcvtnq_s32_f32(vf_mul(vf_load(src + i), scale)));
-    vst1_s16(dst + i, __builtin_shufflevector(q, q, 0, 2, 1, 3));
+    const int32x4_t q = vcvtnq_s32_f32(vf_mul(vf_load(src + i), scale));
+    vst1_s16(dst + i, vmovn_s32(PG_SHUFFLE(q, q, 0, 2, 1, 3)));
   }
 #endif
 }
@@ -35,12 +35,12 @@ PG_INLINE void put_4_columns(int16_t *dst, const int16_t (*src)[KC], int width, 
     four a[4], b[4];
     for (int j = 0; j < 4; j++) memcpy(a + j, src[j] + 2 * i, sizeof *a);
     for (int j = 0; j < 2; j++) {
-      b[j] = __builtin_shufflevector(a[2 * j], a[2 * j + 1], 0, 4, 1, 5);
-      b[2 + j] = __builtin_shufflevector(a[2 * j], a[2 * j + 1], 2, 6, 3, 7);
+      b[j] = PG_SHUFFLE(a[2 * j], a[2 * j + 1], 0, 4, 1, 5);
+      b[2 + j] = PG_SHUFFLE(a[2 * j], a[2 * j + 1], 2, 6, 3, 7);
     }
     for (int j = 0; j < 2; j++) {
-      const four low = __builtin_shufflevector(b[2 * j], b[2 * j + 1], 0, 1, 4, 5),
-                 high = __builtin_shufflevector(b[2 * j], b[2 * j + 1], 2, 3, 6, 7);
+      const four low = PG_SHUFFLE(b[2 * j], b[2 * j + 1], 0, 1, 4, 5),
+                 high = PG_SHUFFLE(b[2 * j], b[2 * j + 1], 2, 3, 6, 7);
       memcpy(dst + (i + 2 * j) * 2 * width, &low, sizeof low);
       memcpy(dst + (i + 2 * j + 1) * 2 * width, &high, sizeof high);
     }

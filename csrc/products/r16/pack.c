@@ -5,11 +5,11 @@
 #include "formats/block_iq.h"
 #include "formats/block_k.h"
 #include "products/r16/stored.h"
+#include "simd/shuffle.h"
 
 enum { LANES = 4, QUADS = R16_ROWS / LANES };
 
 typedef uint32_t lanes __attribute__((vector_size(16))); // a number of each of four rows
-#define SHUFFLE __builtin_shufflevector
 
 // A unit of four rows: its quartets of codes, and its two (or fewer) bytes of scales, as r16_scales defines them.
 typedef struct unit {
@@ -36,10 +36,10 @@ typedef void (*give_fn)(const row_unit *restrict u, int n, uint8_t *restrict b);
 PG_INLINE void load_4(lanes *restrict q, const uint8_t *restrict b, int64_t stride) {
   lanes a[LANES];
   EACH_LANE(r) memcpy(a + r, b + r * stride, sizeof *a);
-  const lanes x = SHUFFLE(a[0], a[1], 0, 4, 1, 5), y = SHUFFLE(a[2], a[3], 0, 4, 1, 5);
-  const lanes z = SHUFFLE(a[0], a[1], 2, 6, 3, 7), w = SHUFFLE(a[2], a[3], 2, 6, 3, 7);
-  q[0] = SHUFFLE(x, y, 0, 1, 4, 5), q[1] = SHUFFLE(x, y, 2, 3, 6, 7);
-  q[2] = SHUFFLE(z, w, 0, 1, 4, 5), q[3] = SHUFFLE(z, w, 2, 3, 6, 7);
+  const lanes x = PG_SHUFFLE(a[0], a[1], 0, 4, 1, 5), y = PG_SHUFFLE(a[2], a[3], 0, 4, 1, 5);
+  const lanes z = PG_SHUFFLE(a[0], a[1], 2, 6, 3, 7), w = PG_SHUFFLE(a[2], a[3], 2, 6, 3, 7);
+  q[0] = PG_SHUFFLE(x, y, 0, 1, 4, 5), q[1] = PG_SHUFFLE(x, y, 2, 3, 6, 7);
+  q[2] = PG_SHUFFLE(z, w, 0, 1, 4, 5), q[3] = PG_SHUFFLE(z, w, 2, 3, 6, 7);
 }
 
 // Add bits to the codes: the bits (mask << shift) of each of the 32 bytes at b, moved to bit `to`.

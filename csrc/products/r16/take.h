@@ -43,10 +43,10 @@ PG_INLINE const void *row_at(const source *b, int r, int at) {
 PG_INLINE void load_4(rows *q, const source *b, int at) {
   rows a[4];
   UNROLL for (int i = 0; i < 4; i++) memcpy(a + i, row_at(b, i, at), sizeof *a);
-  const rows x = __builtin_shufflevector(a[0], a[1], 0, 4, 1, 5), y = __builtin_shufflevector(a[2], a[3], 0, 4, 1, 5);
-  const rows z = __builtin_shufflevector(a[0], a[1], 2, 6, 3, 7), w = __builtin_shufflevector(a[2], a[3], 2, 6, 3, 7);
-  q[0] = __builtin_shufflevector(x, y, 0, 1, 4, 5), q[1] = __builtin_shufflevector(x, y, 2, 3, 6, 7);
-  q[2] = __builtin_shufflevector(z, w, 0, 1, 4, 5), q[3] = __builtin_shufflevector(z, w, 2, 3, 6, 7);
+  const rows x = PG_SHUFFLE(a[0], a[1], 0, 4, 1, 5), y = PG_SHUFFLE(a[2], a[3], 0, 4, 1, 5);
+  const rows z = PG_SHUFFLE(a[0], a[1], 2, 6, 3, 7), w = PG_SHUFFLE(a[2], a[3], 2, 6, 3, 7);
+  q[0] = PG_SHUFFLE(x, y, 0, 1, 4, 5), q[1] = PG_SHUFFLE(x, y, 2, 3, 6, 7);
+  q[2] = PG_SHUFFLE(z, w, 0, 1, 4, 5), q[3] = PG_SHUFFLE(z, w, 2, 3, 6, 7);
 }
 #else
 PG_INLINE __m128i load_row(const source *b, int r, int at) {
