@@ -23,7 +23,6 @@ import numpy.typing as npt
 from pyggml.buffers.buffer import Buffer, MappedFile
 from pyggml.dtypes import DType
 from pyggml.errors import GGUFError, path_name
-from pyggml.foreign import HEAD, foreign
 from pyggml.native.packing import unpacked
 from pyggml.native.vocab.strings import read_strings, walk_strings
 from pyggml.small_file import open_regular
@@ -247,6 +246,8 @@ class _Parser:
 
     def header(self) -> tuple[int, int, int]:
         if self.u32("the magic") != GGUF_MAGIC:
+            from pyggml.foreign import HEAD, foreign  # for the error alone
+
             head = bytes(self.buf[:HEAD])
             self.fail(f"not a GGUF file: it begins with {head[:4]!r}{foreign(head)}", 0)
         version = self.u32("the version")
