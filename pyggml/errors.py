@@ -118,7 +118,7 @@ def path_name(path: Any, error: type[GGMLError]) -> str:
         name = os.fsdecode(path)
     except TypeError:
         name = "\0"
-    if "\0" in name:
+    if not name or "\0" in name:
         raise error(f"a path cannot be {path!r:.60}")
     return name
 

@@ -21,7 +21,7 @@ from .command import Group, Option
 
 def the_model(given: str | None) -> str | None:
     """The local path of the model that is asked for; None: the one that ships with pyggml."""
-    name = given or os.environ.get("PYGGML_MODEL") or read_config().model
+    name = os.environ.get("PYGGML_MODEL") or read_config().model if given is None else given
     return None if name is None else find_model(os.path.expanduser(name))
 
 

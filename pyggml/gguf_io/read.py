@@ -141,7 +141,8 @@ def open_gguf(path: str | os.PathLike[str], use_mmap: bool = True) -> GGUFFile:
         with open_regular(name, GGUFError) as f:
             size = os.fstat(f.fileno()).st_size
             if size < _HEADER_SIZE:
-                raise GGUFError(f"{name}: {size} bytes are too few for a GGUF header of {_HEADER_SIZE}")
+                begin = f" ({f.read()!r})" if size else ""
+                raise GGUFError(f"{name}: {size} bytes{begin} are too few for a GGUF header of {_HEADER_SIZE}")
             mapped = MappedFile(name, f.fileno())
     except OSError as e:
         raise GGUFError(f"{name}: cannot be read: {e.strerror}") from e

@@ -82,8 +82,12 @@ def open_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     if index.is_file():
         return _sharded(path, index)
     files = [path / SINGLE] if (path / SINGLE).is_file() else sorted(path.glob("*.safetensors"))
-    if len(files) != 1:
+    if len(files) > 1:
         raise ModelError(f"{path}: {len(files)} *.safetensors files and no {INDEX}: which are the model's?")
+    if not files:
+        other = next((f.name for end in ("*.bin", "*.pth", "*.pt", "*.h5", "*.msgpack") for f in path.glob(end)), None)
+        why = "" if other is None else f": weights are read from safetensors alone, not from {other}"
+        raise ModelError(f"{path}: no *.safetensors file{why}")
     return open_file(files[0])
 
 

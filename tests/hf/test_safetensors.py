@@ -68,7 +68,10 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=text):
             open_folder(tmp_path)
     path.unlink()
-    with pytest.raises(ModelError, match=r"0 \*\.safetensors"):
+    with pytest.raises(ModelError, match=r"no \*\.safetensors file$"):
+        open_folder(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=r"safetensors alone, not from pytorch_model\.bin"):
         open_folder(tmp_path)
 
 

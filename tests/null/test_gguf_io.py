@@ -177,6 +177,7 @@ LIES: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: b"version https://git-lfs.github.com/spec/v1\noid",
         "it begins with b'vers', as a pointer of Git",
     ),
+    "no model": (lambda: b"Entry not found", r"15 bytes \(b'Entry not found'\) are too few"),
     "a page": (lambda: b"\n<!DOCTYPE html><html></html>", "as a web page does: a site has answered"),
     "an answer": (lambda: b'{"error": "Repository not found"}', "as a JSON text does"),
     "PyTorch's": (lambda: b"PK\3\4" + bytes(30), "or weights in PyTorch's format"),

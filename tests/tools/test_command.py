@@ -145,3 +145,10 @@ def test_letters_that_stdout_lacks() -> None:
         environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, check=True)
         assert done.stdout.startswith(text), done
+
+
+def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """As an unset variable of the shell gives it: not the model that ships."""
+    with pytest.raises(SystemExit) as e:
+        main(["generate", "-m", "", "-p", "a", "-n", "1"])
+    assert e.value.code == 1 and "a path cannot be ''" in capsys.readouterr().err
