@@ -20,6 +20,9 @@ ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 96}
 # (csrc/products/gemm/fixed.h), or to bf16 where there are tiles (bf16.h).
 FAST_BEYOND = {"avx2": 32, "avx512vnni": 32, "amx": 32}
 LEAST_FAST = 128  # elements of a row that are worth it
+# Types whose products would gain nothing from rounded columns, so theirs are not: AVX2 adds products of bytes in 16
+# bits, and two products of these codes do not fit (r16_summed_quartets in csrc/products/gemm/int8.h).
+NOT_FASTER = {"avx2": (DType.Q8_0, DType.IQ4_NL, DType.IQ4_XS)}
 LEAST_PAIRS = 160  # elements of a row of pairs: it is longer than PG_SHORT pairs (csrc/products/f32_order.h)
 
 
@@ -45,7 +48,7 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
     else:
         return None
     kernel = None
-    if form.fast and way in ("_r16", "_stored"):
+    if form.fast and way in ("_r16", "_stored") and a.dtype not in NOT_FASTER.get(isa, ()):
         kernel = kernel_of(isa, node, f"{way}_fast")
     if kernel is None:
         kernel = kernel_of(isa, node, way)
