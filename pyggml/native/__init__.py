@@ -13,14 +13,15 @@ except ModuleNotFoundError as e:
         raise
     from pathlib import Path  # takes a while, and is not needed else
 
-    if not (Path(__file__).parents[2] / "csrc").is_dir():
+    package = Path(__file__).resolve().parents[1]
+    if not (package.parent / "csrc").is_dir():
         raise ImportError(
-            f"{Path(__file__).parent} lacks the C library of this system: pyggml was installed for another system or "
-            "kind of Python, is imported from a zip, or was frozen without it (PyInstaller: --collect-all pyggml)"
+            f"{package} lacks the C library of this system: pyggml was installed for another system or kind of Python, "
+            "is imported from a zip, or was frozen without it (PyInstaller: --collect-all pyggml)"
         ) from None
     raise ImportError(
-        f"{Path(__file__).parents[1]} is a checkout of pyggml whose C library is not built: install it with "
-        f"`pip install -e {Path(__file__).parents[2]}`, or start Python in another folder to use the installed one"
+        f"{package} is a checkout of pyggml whose C library is not built: install it with `pip install -e "
+        f"{package.parent}`, or start Python in another folder to use the installed one"
     ) from None
 
 ffi, lib = _library.ffi, _library.lib

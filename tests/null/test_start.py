@@ -44,5 +44,5 @@ def test_without_the_library() -> None:
     """Of a checkout; or of what PyInstaller froze, of a zip, of a wheel of another system."""
     code = "import sys; sys.modules['pyggml.native._pggml'] = None; import pyggml"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    is_checkout = (Path(pyggml.__file__).parents[1] / "csrc").is_dir()
+    is_checkout = (Path(pyggml.__file__).resolve().parents[1] / "csrc").is_dir()
     assert ("is a checkout of pyggml" if is_checkout else "lacks the C library of this system") in done.stderr

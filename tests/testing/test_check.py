@@ -41,7 +41,7 @@ def test_a_kernel_that_is_not_registered(planted: ctypes.CDLL) -> None:
     check_kernel(OPS["add"], planted.none, *types, cases=cases_of(OPS["add"], types=types[:2]), max_examples=20)
     with pytest.raises(Mismatch, match=r"result = .* ne \[3, 1, 1, 1\]"):
         check_kernel(OPS["add"], planted.tail, *types, cases=cases_of(OPS["add"], types=types[:2]))
-    for number in (4, *range(1, 13), -1):  # whatever some of them mean to pyggml
+    for number in (7, 9, 12):  # whatever two of them mean to pyggml
         ctypes.c_int.in_dll(planted, "returned").value = number
         with pytest.raises(gg.BackendError, match=rf"kernel status {number}\b"):
             check_kernel(OPS["add"], planted.status, *types)
