@@ -21,7 +21,9 @@ from .command import Group, Option
 
 def the_model(given: str | None) -> str | None:
     """The local path of the model that is asked for; None: the one that ships with pyggml."""
-    name = os.environ.get("PYGGML_MODEL") or read_config().model if given is None else given
+    name = given
+    if name is None:
+        name = os.environ.get("PYGGML_MODEL") or read_config().model
     return None if name is None else find_model(os.path.expanduser(name))
 
 

@@ -65,8 +65,8 @@ def run(
 
 
 def _check_tls(listen: ListenOptions) -> None:
-    """Raise ModelError for a key without its certificate, OSError for a file that cannot be read: before a model is
-    loaded, and with the names of the files, which OpenSSL does not say."""
+    """Look at the key and the certificate before a model is loaded. Raises ModelError when one is missing, or when they
+    do not belong together, and OSError for a file that cannot be read. Errors name the files; OpenSSL's do not."""
     key, cert = listen.ssl_key_file, listen.ssl_cert_file
     if key is None and cert is None:
         return

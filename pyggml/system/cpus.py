@@ -68,14 +68,18 @@ def _quota(root: str) -> float:
             # A container may see its group as the root, under another name than here.
             for n in range(len(parts), -1, -1):
                 group = os.path.join("sys/fs/cgroup", folder, *parts[:n])
-                if controllers:
-                    limit = system_text(root, f"{group}/cpu.cfs_quota_us")
-                    period = system_text(root, f"{group}/cpu.cfs_period_us")
-                else:
-                    limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
-                if limit and period and limit not in ("max", "-1"):
-                    quota = min(quota, int(limit) / int(period))
+                quota = min(quota, _quota_of(root, group, 1 if controllers else 2))
     return quota
+
+
+def _quota_of(root: str, group: str, version: int) -> float:
+    """How many CPUs the folder of a control group allows; infinity when it sets no quota."""
+    if version == 1:
+        limit = system_text(root, f"{group}/cpu.cfs_quota_us")
+        period = system_text(root, f"{group}/cpu.cfs_period_us")
+    else:
+        limit, _, period = (system_text(root, f"{group}/cpu.max") or "max").partition(" ")
+    return int(limit) / int(period) if limit and period and limit not in ("max", "-1") else math.inf
 
 
 @cache  # each new scheduler asks for the number of threads: 0.13 ms, were the files read again

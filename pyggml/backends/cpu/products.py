@@ -20,8 +20,8 @@ ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 96}
 # (csrc/products/gemm/fixed.h), or to bf16 where there are tiles (bf16.h).
 FAST_BEYOND = {"avx2": 32, "avx512vnni": 32, "amx": 32}
 LEAST_FAST = 128  # elements of a row that are worth it
-# Types whose products would gain nothing from rounded columns, so theirs are not: AVX2 adds products of bytes in 16
-# bits, and two products of these codes do not fit (r16_summed_quartets in csrc/products/gemm/int8.h).
+# Types whose columns stay exact in the fast form, because rounding them makes no product faster: AVX2 adds products of
+# bytes in 16 bits, and two products of these codes do not fit (r16_summed_quartets in csrc/products/gemm/int8.h).
 NOT_FASTER = {"avx2": (DType.Q8_0, DType.IQ4_NL, DType.IQ4_XS)}
 LEAST_PAIRS = 160  # elements of a row of pairs: it is longer than PG_SHORT pairs (csrc/products/f32_order.h)
 
