@@ -163,7 +163,6 @@ typedef struct pg_row { // one row of a dispatch table
 int pg_isa_count(void);                            // levels compiled into this binary
 const char *pg_isa_name(int level);                // "generic", "avx2", ... in rising order
 int pg_isa_supported(int level);                   // can this CPU and OS run it
-int pg_has_bf16(void);                             // can this CPU multiply pairs of bf16 (AVX512-BF16)
 const pg_row *pg_isa_table(int level, int64_t *n); // its kernels
 int64_t pg_work_size(const pg_row *row, const pg_task *t, int nth);
 

@@ -19,9 +19,8 @@ class Form(NamedTuple):
     """One of STORED, IN_PASSING and ROUNDED, or `repacked(copy)`; or one of these made fast.
 
     `fast`: products with a weight in blocks round their columns, so that many columns take less time and results are
-    less precise (csrc/products/r16/round.h), or, with tiles, columns and weights (csrc/products/gemm/bf16.h). So do
-    products with matrices of BF16 that are ROUNDED (csrc/products/product_pairs.c), and those of many columns with
-    matrices of F16 and BF16 that are STORED (csrc/products/gemm/fixed.h). Products with other weights do not change.
+    less precise (csrc/products/r16/round.h), or, with tiles, columns and weights (csrc/products/gemm/bf16.h). Products
+    with matrices of F16 and BF16 round both (csrc/products/gemm/halves.c). Products with other weights do not change.
     """
 
     name: str

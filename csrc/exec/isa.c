@@ -140,16 +140,6 @@ int pg_isa_supported(int level) {
   return isa_known(level) && levels[level].supported();
 }
 
-int pg_has_bf16(void) {
-#if defined(PG_EMULATE) && defined(PG_X86)
-  return 1;
-#elif defined(PG_X86)
-  return cpu_has_bf16();
-#else
-  return 0;
-#endif
-}
-
 const pg_row *pg_isa_table(int level, int64_t *n) {
   *n = isa_known(level) ? *levels[level].size : 0;
   return isa_known(level) ? levels[level].table : NULL;

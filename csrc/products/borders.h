@@ -29,5 +29,8 @@ enum {
   pg_FEW_FAST_avx2 = 4,
   pg_FEW_FAST_avx512vnni = 10,
   pg_FEW_FAST_dotprod = 2,
-  pg_FEW_FAST_i8mm = 2
+  pg_FEW_FAST_i8mm = 2,
+  // Of F16 and BF16 in the fast form: the most columns that products/gemm/halves.c multiplies itself.
+  pg_FEW_HALVES_avx2 = 4,
+  pg_FEW_HALVES_avx512vnni = 4
 };

@@ -12,13 +12,3 @@
 #include "simd/simd.h"
 
 enum { PG_SHORT = 64, PG_CUT = 512 }; // a cut is a multiple of every block size
-
-// These sources are compiled twice for AVX-512. With PG_PAIRS two numbers of bf16 stand in the place of each float, of
-// rows and of columns (product_pairs.c): all that is said of elements is then said of pairs.
-#ifdef PG_PAIRS
-#define PG_PRODUCT(name) PG_FN(name##_pairs)
-PG_INLINE vf vf_multiply(vf a, vf b, vf sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
-#else
-#define PG_PRODUCT(name) PG_FN(name)
-PG_INLINE vf vf_multiply(vf a, vf b, vf sum) { return vf_fma(a, b, sum); }
-#endif

@@ -18,8 +18,8 @@ PG_INLINE void tile(int n, int lies, const float *a, const float *b, int64_t k, 
     const vf a0 = vf_load(w), a1 = vf_load(w + VF_N);                                                                  \
     UNROLL for (int j = 0; j < n; j++) {                                                                               \
       const vf v = vf_set1(x[j * column]);                                                                             \
-      acc[j][0] = vf_multiply(a0, v, acc[j][0]);                                                                       \
-      acc[j][1] = vf_multiply(a1, v, acc[j][1]);                                                                       \
+      acc[j][0] = vf_fma(a0, v, acc[j][0]);                                                                            \
+      acc[j][1] = vf_fma(a1, v, acc[j][1]);                                                                            \
     }                                                                                                                  \
     w += PG_PANEL, x += step;                                                                                          \
   } while (0)
@@ -80,8 +80,8 @@ SIZES(TILE, PG_BY_COLUMN)
 SIZES(TILE, PG_BY_ELEMENT)
 static const tile_fn tiles[2][PG_GROUP / PG_GROUP_STEP] = {{SIZES(NAME, PG_BY_COLUMN)}, {SIZES(NAME, PG_BY_ELEMENT)}};
 
-void PG_PRODUCT(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k,
-                        int chains, float *const *y, int add, pg_fetch fetch[PG_FETCHES]) {
+void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k, int chains,
+                   float *const *y, int add, pg_fetch fetch[PG_FETCHES]) {
   const tile_fn run = tiles[lies][(n - 1) / PG_GROUP_STEP];
   float spare[PG_GROUP][PG_PANEL], *to[PG_GROUP];
   for (int64_t j = 0; j < PG_GROUP; j++) to[j] = j < n ? y[j] : memset(spare[j], 0, sizeof spare[j]);

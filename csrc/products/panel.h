@@ -43,5 +43,5 @@ static inline int64_t pg_panel_size(int64_t k) { return k * PG_PANEL + 16; }
 // vf_fma, added as vf_sum4 adds lanes: chain c has the elements c, c + chains, ... of the columns, and in the panels as
 // many that lie together. There are one or VF_N chains; k is a multiple of that. What `fetch` says is prefetched
 // meanwhile, the first memory first.
-void PG_PRODUCT(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k,
-                        int chains, float *const *y, int add, pg_fetch fetch[PG_FETCHES]);
+void PG_FN(panels)(const float *a, int64_t rows, const float *b, enum pg_group lies, int64_t n, int64_t k, int chains,
+                   float *const *y, int add, pg_fetch fetch[PG_FETCHES]);

@@ -64,14 +64,10 @@ static pg_tile in_turn(const pg_product *p) {
 #if VF_N == 16
   const pg_tensor *a = p->a;
   if (p->n_cols > 1) return NULL;
-  if (!pg_cpu_is_amd) return PG_PRODUCT(tile_in_turn)(a->type);
+  if (!pg_cpu_is_amd) return PG_FN(tile_in_turn)(a->type);
   if (a->ne[0] > (pg_cpu_is_zen5 ? LONG_ZEN5 : LONG) || a->ne[1] * a->nb[1] <= LARGE) return NULL;
   if (pg_cpu_is_zen5 && a->type == PG_F32) return NULL;
-#ifdef PG_PAIRS // AVX2 has no products of pairs
-  return PG_PRODUCT(tile_in_turn)(a->type);
-#else
   return PG_CAT(tile_in_turn, __, avx2)(a->type);
-#endif
 #endif
   return NULL;
 }
@@ -81,7 +77,7 @@ static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
   const float *b[FEW_HALVES];
   float *y[FEW_HALVES];
   for (int64_t j = 0; j < n; j++) b[j] = (const float *)pg_column(p, part.cols.first + j, &y[j]);
-  const pg_tile turn = in_turn(p), tall = n == 1 && !turn ? PG_PRODUCT(tall_tile)(p->a->type) : NULL;
+  const pg_tile turn = in_turn(p), tall = n == 1 && !turn ? PG_FN(tall_tile)(p->a->type) : NULL;
   if (turn) tiles = &turn;
   for (int64_t k0 = 0; k0 < k; k0 += near) {
     const char *a = p->a_rows + k0 / pg_block_size(p->a->type) * p->a->nb[0];
@@ -101,7 +97,7 @@ static void direct(const pg_product *p, pg_part part, const pg_tile *tiles) {
 
 static void converted(const pg_product *p, pg_part part, float *work) {
   const pg_tensor *a = p->a;
-  const pg_tile *tiles = PG_PRODUCT(tiles)(PG_F32);
+  const pg_tile *tiles = PG_FN(tiles)(PG_F32);
   const pg_to_f32 to_f32 = PG_FN(to_f32)(a->type);
   const int64_t k = p->k, per = pg_block_size(a->type), n = part.cols.last - part.cols.first;
   const int64_t bytes = KC / per * a->nb[0]; // of a row at a time
@@ -144,31 +140,31 @@ static enum { DIRECT, CONVERTED, MANY, SHORT } way_of(const pg_product *p) {
   if (p->across) return MANY;
   if (p->k <= PG_SHORT && pg_block_size(p->a->type) == 1) return SHORT;
   const int64_t few = pg_block_size(p->a->type) > 1 ? FEW_BLOCKS : p->a->type == PG_F32 ? FEW : FEW_HALVES;
-  if (p->n_cols <= few && PG_PRODUCT(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
+  if (p->n_cols <= few && PG_FN(tiles)(p->a->type) && pg_is_f32_row(p->b)) return DIRECT;
   return p->n_cols <= FEW ? CONVERTED : MANY;
 }
 
-void PG_PRODUCT(product)(const pg_product *p, pg_part part, float *work) {
+void PG_FN(product)(const pg_product *p, pg_part part, float *work) {
   switch (way_of(p)) {
   case DIRECT:
-    direct(p, part, PG_PRODUCT(tiles)(p->a->type));
+    direct(p, part, PG_FN(tiles)(p->a->type));
     break;
   case CONVERTED:
     converted(p, part, work);
     break;
   case MANY:
-    PG_PRODUCT(product_many)(p, part, work);
+    PG_FN(product_many)(p, part, work);
     break;
   case SHORT:
     PG_FN(product_short)(p, part, work);
   }
 }
 
-int64_t PG_PRODUCT(product_work)(void) { return PG_MAX((MB + FEW) * LD * 4, PG_PRODUCT(product_many_work)()); }
+int64_t PG_FN(product_work)(void) { return PG_MAX((MB + FEW) * LD * 4, PG_FN(product_many_work)()); }
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-pg_cut PG_PRODUCT(product_cut)(const pg_product *p, int64_t wanted) {
+pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted) {
   const int64_t m = p->m, n = p->n_cols;
   wanted = PG_MAX(1, PG_MIN(wanted, pg_times(pg_times(m, n), p->k) / PART_OPS));
   const int many = way_of(p) == MANY;

@@ -44,16 +44,16 @@ static inline const char *pg_column(const pg_product *p, int64_t c, float **y) {
   return p->b_first + i0 % p->n_b * p->nb_b[0] + i1 * p->nb_b[1] + i2 * p->nb_b[2];
 }
 
-int64_t PG_PRODUCT(product_work)(void); // bytes of scratch per thread
-void PG_PRODUCT(product)(const pg_product *p, pg_part part, float *work);
-pg_cut PG_PRODUCT(product_cut)(const pg_product *p, int64_t wanted);
+int64_t PG_FN(product_work)(void); // bytes of scratch per thread
+void PG_FN(product)(const pg_product *p, pg_part part, float *work);
+pg_cut PG_FN(product_cut)(const pg_product *p, int64_t wanted);
 
 enum {
   PG_MANY_ROWS = 16 * VF_N, // rows of a part with many columns, which are converted once for all these rows
   PG_MOST_BLOCK = 256       // elements of the largest blocks; all others are parts of it
 };
-int64_t PG_PRODUCT(product_many_work)(void); // product_many.c: the product of many columns
-void PG_PRODUCT(product_many)(const pg_product *p, pg_part part, float *work);
+int64_t PG_FN(product_many_work)(void); // product_many.c: the product of many columns
+void PG_FN(product_many)(const pg_product *p, pg_part part, float *work);
 
 // product_short.c: the product of short rows of floats
 void PG_FN(product_short)(const pg_product *p, pg_part part, float *work);

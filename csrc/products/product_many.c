@@ -157,9 +157,9 @@ static void put_columns(const pg_product *p, const columns *s, int64_t n, float 
     memset(to, 0, (all - n) * PG_GROUP * sizeof *to);
 }
 
-int64_t PG_PRODUCT(product_many_work)(void) { return (PANELS + STRETCH * PG_COLUMN) * 4; }
+int64_t PG_FN(product_many_work)(void) { return (PANELS + STRETCH * PG_COLUMN) * 4; }
 
-void PG_PRODUCT(product_many)(const pg_product *p, pg_part part, float *work) {
+void PG_FN(product_many)(const pg_product *p, pg_part part, float *work) {
   const shape most = shape_of(p, part.rows.last - part.rows.first);
   float *a = work, *b = work + PANELS;
   for (int64_t r0 = part.rows.first; r0 < part.rows.last; r0 += most.rows) {
@@ -180,7 +180,7 @@ void PG_PRODUCT(product_many)(const pg_product *p, pg_part part, float *work) {
         fetch[0] = fetch_results(&next, r0, rows);
         fetch[1] = fetch_columns(p, &next, n);
         for (int64_t j = 0; j < now.n; j++) now.y[j] += r0;
-        for (int64_t j = 0; j < now.n; j += PG_GROUP) PG_PRODUCT(panels)
+        for (int64_t j = 0; j < now.n; j += PG_GROUP) PG_FN(panels)
         (a, rows, b + j / PG_GROUP * group_size(now.lies, all), now.lies, PG_MIN(PG_GROUP, now.n - j), all,
          chains_of(p), now.y + j, k0 > 0, fetch);
       }

@@ -9,7 +9,7 @@
 #define UNROLL _Pragma("GCC unroll 8")
 
 enum {
-#if VF_N == 8 || defined(PG_PAIRS)
+#if VF_N == 8
   AHEAD = PG_AHEAD, // bytes of prefetch for rows in turn ...
   CACHE = 2,        // ... and its hint: 2 is the L2 cache, best on AMD's CPUs, 3 is L1 (docs/products.md)
 #else
@@ -83,7 +83,7 @@ PG_INLINE void four_cuts(int type, float *sums, rows a, cols b, int64_t n) {
     }
     UNROLL for (int v = 0; v < 2; v++) UNROLL for (int r = 0; r < 4; r++) {
       const vf w = load(type, a[r] + o + v * bytes), x = vf_load(b[r] + i + v * VF_N);
-      acc[v % nv][r] = vf_multiply(w, x, acc[v % nv][r]);
+      acc[v % nv][r] = vf_fma(w, x, acc[v % nv][r]);
     }
   }
   for (int v = 0; i < n; i += VF_N, o += bytes, v++) {
@@ -91,9 +91,9 @@ PG_INLINE void four_cuts(int type, float *sums, rows a, cols b, int64_t n) {
     UNROLL for (int r = 0; r < 4; r++) {
       const vf w = load_n(type, a[r] + o, some), x = vf_load_n(b[r] + i, some);
       if (v % nv)
-        acc[1][r] = vf_multiply(w, x, acc[1][r]);
+        acc[1][r] = vf_fma(w, x, acc[1][r]);
       else
-        acc[0][r] = vf_multiply(w, x, acc[0][r]);
+        acc[0][r] = vf_fma(w, x, acc[0][r]);
     }
   }
 #if VF_N == 8
@@ -142,7 +142,7 @@ PG_INLINE void add_floats(int type, int mr, int nr, int nv, rows a, int64_t o, c
     vf w[FLOATS];
     load_some(type, a[r] + o, nv, w);
     UNROLL for (int v = 0; v < nv; v++) UNROLL for (int j = 0; j < nr; j++) {
-      acc[j][r] = vf_multiply(w[v], x[j][v], acc[j][r]);
+      acc[j][r] = vf_fma(w[v], x[j][v], acc[j][r]);
     }
   }
 }
@@ -165,7 +165,7 @@ PG_INLINE void rows_of_floats(int type, int mr, int nr, out y, rows a, cols b, i
       UNROLL for (int r = 0; r < mr; r++) w[r] = load_n(type, a[r] + o, n);
       UNROLL for (int j = 0; j < nr; j++) {
         const vf x = vf_load_n(b[j] + i, n);
-        UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_multiply(w[r], x, acc[j][r]);
+        UNROLL for (int r = 0; r < mr; r++) acc[j][r] = vf_fma(w[r], x, acc[j][r]);
       }
       i = end;
     }
@@ -179,7 +179,6 @@ PG_INLINE void tile_of_floats(int type, int nr, out y, rows a, cols b, int64_t k
   rows_of_floats(type, PG_MR, nr, y, a, b, k, add);
 }
 
-#ifndef PG_PAIRS
 // -- blocks: the weights are those that a conversion to F32 gives, without rounding
 
 // The scale of the block at p. Reading more than it saves a shuffle.
@@ -230,8 +229,6 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
   }
 }
 
-#endif
-
 #define TILE(kind, type, nr)                                                                                           \
   static void tile_##type##_##nr(out y, rows a, cols b, int64_t k, int add) {                                          \
     tile_of_##kind(PG_##type, nr, y, a, b, k, add);                                                                    \
@@ -247,17 +244,12 @@ PG_INLINE void tile_of_blocks(int type, int nr, out y, rows a, cols b, int64_t k
 #define NAME(type, nr) tile_##type##_##nr,
 #define TILES(kind, type) COLUMNS(TILE, kind, type) static const pg_tile tiles_##type[PG_NR] = {COLUMNS(NAME, type)};
 TILES(floats, F32)
-#ifdef PG_PAIRS // each in the place of an F32
-const pg_tile *PG_PRODUCT(tiles)(int64_t type) { return tiles_F32; }
-#define EACH(X) X(F32)
-#define BY_TYPE(way) way##_F32
-#else
 TILES(floats, F16)
 TILES(floats, BF16)
 TILES(blocks, Q8_0)
 TILES(blocks, Q4_0)
 
-const pg_tile *PG_PRODUCT(tiles)(int64_t type) {
+const pg_tile *PG_FN(tiles)(int64_t type) {
   switch (type) {
   case PG_F32:
     return tiles_F32;
@@ -275,18 +267,17 @@ const pg_tile *PG_PRODUCT(tiles)(int64_t type) {
 }
 #define EACH(X) X(F32) X(F16) X(BF16)
 #define BY_TYPE(way) (type == PG_F32 ? way##_F32 : type == PG_F16 ? way##_F16 : type == PG_BF16 ? way##_BF16 : NULL)
-#endif
 
 #define TALL(type)                                                                                                     \
   static void tall_##type(out y, rows a, cols b, int64_t k, int add) {                                                 \
     rows_of_floats(PG_##type, PG_TALL, 1, y, a, b, k, add);                                                            \
   }
 EACH(TALL)
-pg_tile PG_PRODUCT(tall_tile)(int64_t type) { return BY_TYPE(tall); }
+pg_tile PG_FN(tall_tile)(int64_t type) { return BY_TYPE(tall); }
 
 #if VF_N >= 8
 #define IN_TURN(type)                                                                                                  \
   static void in_turn_##type(out y, rows a, cols b, int64_t k, int add) { rows_in_turn(PG_##type, y, a, b, k, add); }
 EACH(IN_TURN)
-pg_tile PG_PRODUCT(tile_in_turn)(int64_t type) { return BY_TYPE(in_turn); }
+pg_tile PG_FN(tile_in_turn)(int64_t type) { return BY_TYPE(in_turn); }
 #endif

@@ -11,11 +11,11 @@ enum { PG_TALL = 8 };                                           // rows of a tal
 typedef void (*pg_tile)(float *const *y, const char *const *a, const float *const *b, int64_t k, int add);
 
 // The kernels for a weight type, entry n - 1 for n columns (n <= PG_NR); NULL: convert the weights to F32 first.
-const pg_tile *PG_PRODUCT(tiles)(int64_t type);
+const pg_tile *PG_FN(tiles)(int64_t type);
 
 // PG_TALL rows times one column; NULL: tiles are as fast.
-pg_tile PG_PRODUCT(tall_tile)(int64_t type);
+pg_tile PG_FN(tall_tile)(int64_t type);
 // PG_MR rows times one column, one row after the other, in the order of AVX-512: for the levels that have it, and
 // compiled with AVX2 for those of AMD's CPUs. NULL: there is none.
-pg_tile PG_PRODUCT(tile_in_turn)(int64_t type);
+pg_tile PG_FN(tile_in_turn)(int64_t type);
 pg_tile PG_CAT(tile_in_turn, __, avx2)(int64_t type);

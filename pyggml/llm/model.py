@@ -344,9 +344,8 @@ def load_model(
     tower is found, and loaded with the first picture; folders of CLIP, SigLIP, DINOv2 and ViT are a tower alone.
     `precision`: "exact", or "fast": products with quantised weights round their columns to bytes, with a step for each
     16 elements (or, on CPUs with AMX, both to bf16), so that prompts take less time and logits are less precise
-    (docs/products.md has figures). Products with weights in BF16 round their columns to bf16 where the CPU multiplies
-    pairs of such numbers (AVX512-BF16). Towers of pictures and sounds also round weights in F16 and BF16, and their
-    columns, to 16 bits. Products with other weights do not change.
+    (docs/products.md has figures). Products with weights in F16 and BF16, those of towers too, round both to 16 bits.
+    Products with other weights do not change.
     `image_tokens`: how many tokens a picture has at least and at most (None: as its processor says), for families that
     resize a picture within such limits: Qwen2-VL to Qwen3-VL, GLM-4V and LFM2-VL.
     What is loaded is logged ("pyggml", INFO). Raises GGUFError for a bad file, ModelError for a file that its

@@ -73,7 +73,7 @@ class LoadedTower:
         # Products read quantised weights from repacked copies. Others stay exact, unless the tower is to be fast.
         (repack if keeps else repack_in_passing)(t for t in self.weights.values() if t.dtype.is_quantized)
         if fast:
-            be_fast(self.weights.values(), floats=True)
+            be_fast(self.weights.values())
         self.name, self.keeps = name, keeps
         self.folder: str | None = None  # that an mmproj file was made of, when it lies there
         self.scheduler: Scheduler | None = None

@@ -38,6 +38,7 @@ EM_TWO(add_epi32, _mm256_add_epi32)
 EM_TWO(and_si512, _mm256_and_si256)
 EM_TWO(madd_epi16, _mm256_madd_epi16)
 EM_TWO(maddubs_epi16, _mm256_maddubs_epi16)
+EM_TWO(max_epu16, _mm256_max_epu16)
 EM_TWO(or_si512, _mm256_or_si256)
 EM_TWO(packs_epi32, _mm256_packs_epi32)
 EM_TWO(shuffle_epi8, _mm256_shuffle_epi8)
@@ -295,18 +296,6 @@ EM uint16_t em_bf16(uint32_t v) {
   return (uint16_t)((v + 0x7fff + (v >> 16 & 1)) >> 16);
 }
 EM_LANES(cvtneps_pbh, __m512, ps, __m256i, h[0], y.uw[i] = em_bf16(x.ud[i]))
-EM float em_of_bf16(uint16_t v) {
-  const uint32_t bits = (uint32_t)v << 16;
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-// (Denormal weights, which the CPU takes for 0, count here.)
-EM __m512 em_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
-  em_512 s = {.ps = sum}, x = {.ps = (__m512)a}, y = {.ps = (__m512)b};
-  EM_LANE for (int j = 1; j >= 0; j--) s.s[i] += em_of_bf16(x.uw[2 * i + j]) * em_of_bf16(y.uw[2 * i + j]);
-  return s.ps;
-}
 EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
   return (em_512){.h = {em_cvtneps_pbh(low), em_cvtneps_pbh(high)}}.si;
 }
@@ -333,7 +322,6 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_cvtepu16_epi32 em_cvtepu16_epi32
 #define _mm512_cvtepu8_epi32 em_cvtepu8_epi32
 #define _mm512_cvtne2ps_pbh em_cvtne2ps_pbh
-#define _mm512_dpbf16_ps em_dpbf16_ps
 #define _mm512_cvtneps_pbh em_cvtneps_pbh
 #define _mm512_cvtph_ps em_cvtph_ps
 #define _mm512_cvtps_epi32 em_cvtps_epi32
@@ -350,6 +338,7 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_mask_broadcast_i32x4 em_mask_broadcast_i32x4
 #define _mm512_mask_blend_ps em_mask_blend_ps
 #define _mm512_maskz_loadu_ps em_maskz_loadu_ps
+#define _mm512_max_epu16 em_max_epu16
 #define _mm512_max_ps em_max_ps
 #define _mm512_min_ps em_min_ps
 #define _mm512_or_si512 em_or_si512

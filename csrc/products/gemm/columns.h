@@ -17,7 +17,7 @@ static inline r16_quad r16_quad_of(const r16_columns *c, const r16_product *p, r
     int64_t b_col;
     r16_result(p, r16_first_column(c, s.group) + s.column + j, &b_col);
     g.column[j] = r16_column(p->b, b_col);
-    g.scale[j] = p->norm ? pg_rms_scale((const float *)g.column[j], c->k, p->eps) : 0;
+    g.scale[j] = p->norm ? pg_rms_scale((const float *)g.column[j], p->b->ne[0], p->eps) : 0;
   }
   return g;
 }
@@ -32,5 +32,5 @@ PG_INLINE void r16_get_row(float *x, const pg_tensor *t, const char *row, int64_
 // x[0..n) = elements k.. of column j of them, in the same way.
 static inline void r16_get(float *x, const r16_product *p, const r16_quad *g, int64_t j, int64_t k, int64_t n) {
   r16_get_row(x, p->b, g->column[j], k, n);
-  if (p->norm) pg_scale_mul(x, x, g->scale[j], p->norm + k, n);
+  if (p->norm) pg_scale_mul(x, x, g->scale[j], p->norm + k, PG_MIN(n, p->b->ne[0] - k));
 }

@@ -3,10 +3,10 @@
 //
 // Weights in blocks are exact, and sums are those of few columns: products/r16/sums.h. In all other products (of
 // floats, and across rows) weights are rounded as columns are: in every strip of KC elements or fewer, each row and
-// each column has one step (f32), by which its integers are multiplied.
+// each column has one step (f32), by which its integers are multiplied. halves.c chooses the steps of floats.
 //
-// The steps are chosen so that the norms of a row and of a column in a strip stay below R16_NORM. So no sum of their
-// products exceeds R16_NORM^2 < 2^31 in size, by the Cauchy-Schwarz inequality, whatever the values are.
+// Across rows the norms of a row and of a column in a strip stay below R16_NORM. So no sum of their products exceeds
+// R16_NORM^2 < 2^31 in size, by the Cauchy-Schwarz inequality, whatever the values are.
 //
 // Pairs: the elements of quartet p of a unit (products/r16/r16.h) make pair 2p, elements 0 and 2, and pair 2p + 1,
 // elements 1 and 3.
@@ -31,7 +31,7 @@ enum {
 // The first column of a group. Groups are equal, because a tile of few columns would wait for its own sums.
 PG_INLINE int64_t r16_split(int64_t n, int64_t n_groups, int64_t group) { return n * group / n_groups; }
 
-// Elements of a strip for the rows of `p`: fewer for floats, which need more precision (NMSE 1.5e-8).
+// Elements of a strip for the rows of `p`: fewer for floats, which need more precision.
 PG_INLINE int64_t r16_strip(const r16_product *p) { return r16_of_floats(p) ? KC / 2 : KC; }
 
 // A strip of TILE_ROWS rows. Of rows in blocks (r16_in_runs): their codes, times integer scales; and in the order of

@@ -1,7 +1,8 @@
-// Convert columns of b, and rows of F16 and BF16, to fixed point, in the layout of fixed.c's tiles.
+// Convert columns of b to fixed point, in the layout of fixed.c's tiles.
 #include "products/gemm/columns.h"
 #include "products/gemm/fixed_columns.h"
 #include "products/gemm/fixed_pairs.h"
+#include "products/gemm/halves.h"
 
 // The largest of x[0..n) in size, and the sum of the squares of x * unit. n is a multiple of 32.
 typedef struct extent {
@@ -48,6 +49,12 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
     PG_FN(r16_put_runs)(c, p, share);
     return;
   }
+#if defined(PG_HALVES)
+  if (!p->across) {
+    PG_FN(r16_put_half_columns)(c, p, share);
+    return;
+  }
+#endif
   const r16_quad g = r16_quad_of(c, p, share);
   for (int64_t s = share.first; s < share.last && g.n; s++) {
     const int64_t k0 = s * c->strip, n = r16_strip_elements(c, s);
@@ -65,25 +72,5 @@ void PG_FN(r16_put_columns)(const r16_columns *c, const r16_product *p, r16_shar
       }
     }
     put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
-  }
-}
-
-void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
-  const pg_tensor w = {.type = p->f.type, .ne = {p->b->ne[0]}, .nb = {sizeof(uint16_t)}};
-  const int64_t k0 = strip * r16_strip(p), n = PG_MIN(r16_strip(p), p->k - k0);
-  for (int64_t i = 0; i < TILE_ROWS; i += R16_QUAD) {
-    int16_t four[R16_QUAD][KC];
-    for (int64_t j = 0; j < R16_QUAD; j++) {
-      const int64_t row = tile * TILE_ROWS + i + j;
-      panel->steps[i + j] = 0;
-      if (row < p->m) {
-        float x[KC];
-        r16_get_row(x, &w, (const char *)p->w + row * p->row_bytes, k0, n);
-        panel->steps[i + j] = put(four[j], x, n);
-      } else {
-        memset(four[j], 0, sizeof four[j]);
-      }
-    }
-    put_4_columns(panel->ints[0][i], four, TILE_ROWS, n / 2);
   }
 }

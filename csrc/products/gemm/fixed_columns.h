@@ -37,9 +37,6 @@ static inline r16_run r16_run_of(const r16_columns *c, int64_t group, int64_t st
   return (r16_run){x.width, x.ints, x.steps, {sums, sums + R16_HALVES * R16_WIDTH}};
 }
 
-// A strip of a panel of rows of F16 or BF16 as they are stored, which may end before the strip does (fixed_columns.c).
-void PG_FN(r16_put_floats)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip);
-
 // Functions of fixed_blocks.c, for r16_put_columns and r16_multiply.
 void PG_FN(r16_put_runs)(const r16_columns *c, const r16_product *p, r16_share share);
 void PG_FN(r16_multiply_runs)(float *to, int64_t ld, const r16_totals before, const r16_panel *w, const r16_columns *c,

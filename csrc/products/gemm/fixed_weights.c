@@ -1,5 +1,6 @@
-// Convert repacked weights to integers (sums.h), a strip of a group of 16 rows at a time; and rows of floats.
+// Convert repacked weights to integers (sums.h), a strip of a group of 16 rows at a time.
 #include "products/gemm/fixed_columns.h"
+#include "products/gemm/halves.h"
 #include "products/gemm/weights.h"
 #include "products/r16/sums.h"
 
@@ -45,10 +46,12 @@ R16_PUT_OF_FORMATS
 
 void PG_FN(r16_put_panel)(r16_panel *panel, const r16_product *p, int64_t tile, int64_t strip) {
   panel->next = p->row_bytes ? r16_no_fetch(panel) : r16_fetch_after(p, tile, strip);
+#if defined(PG_HALVES)
   if (r16_of_floats(p)) {
-    PG_FN(r16_put_floats)(panel, p, tile, strip);
+    PG_FN(r16_put_halves)(panel, p, tile, strip);
     return;
   }
+#endif
   const int64_t n_groups = (p->m + R16_ROWS - 1) / R16_ROWS, k0 = strip * KC, nk = PG_MIN(KC, p->k - k0);
   const int n = (int)(nk / R16_UNIT);
   const int64_t elements = r16_sum_elements(p->f), shift = r16_shift_elements(p->f);

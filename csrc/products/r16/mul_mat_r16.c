@@ -237,7 +237,7 @@ static int multiply(const pg_task *t, int ith, int nth, int form, int fast) {
   const products s = products_of(t, form, fast);
   int few[PG_MM_MAX] = {0}, n_few = 0; // each matrix is multiplied as it would be alone, without the others
   for (int i = 0; i < s.n; i++) {
-    few[i] = form < HALF && s.p[i].n_cols <= few_of(&s.p[i]);
+    few[i] = s.p[i].n_cols <= few_of(&s.p[i]);
     n_few += few[i];
   }
   const int gated = is_gated((int)t->param[PG_MM_STORE]);
@@ -271,10 +271,26 @@ int PG_FN(mul_mat_r16_fast_any)(const pg_task *t, int ith, int nth) { return mul
 int PG_FN(mul_mat_stored_fast_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, STORED, 1); }
 #endif
 
-#if defined(PG_FAST)
-// mul_mat_half: matrices of F16 or BF16 as they are stored times many columns. With tiles, rows are a whole number of
+#if defined(PG_HALVES)
+// mul_mat_half: matrices of F16 or BF16 as they are stored. With tiles, columns are many, and rows a whole number of
 // units long.
-int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) { return multiply(t, ith, nth, HALF, IN_BF16); }
+int PG_FN(mul_mat_half_any)(const pg_task *t, int ith, int nth) {
+  const products s = products_of(t, HALF, IN_BF16);
+  const int n_p = is_gated((int)t->param[PG_MM_STORE]) ? 2 : 1;
+  r16_queue q = r16_queue_of(t, ith, nth);
+#if !defined(PG_AMX)
+  if (s.p[0].n_cols <= R16_FEW_HALVES) {
+    PG_FN(r16_few_columns)(s.p, t->work, ith, nth);
+    pg_sync(t, nth);
+    for (int i = 0; i < s.n; i += n_p) PG_FN(r16_few_halves)(s.p + i, n_p, t->work, &q);
+    return PG_OK;
+  }
+#endif
+  const gemm g = gemm_for(s.p, s.n);
+  g.columns(s.p, &q, t->work);
+  for (int i = 0; i < s.n; i += n_p) g.multiply(s.p + i, n_p, &q, t->work, ith);
+  return PG_OK;
+}
 
 PG_INLINE r16_product shape_of(const pg_task *t) {
   const pg_tensor *a = &t->src[PG_MM_WEIGHTS];
@@ -286,8 +302,14 @@ PG_INLINE r16_product shape_of(const pg_task *t) {
 }
 
 int64_t PG_FN(mul_mat_half_work)(const pg_task *t, int nth) {
-  const r16_product p = shape_of(t);
-  return gemm_bytes(&p, nth);
+  r16_product p = shape_of(t);
+  const int64_t many = gemm_bytes(&p, nth);
+#if defined(PG_AMX)
+  return many;
+#else
+  p.n_cols = PG_MIN(p.n_cols, R16_FEW_HALVES); // of a Var there may be fewer
+  return PG_MAX(many, PG_FN(r16_few_work)(&p));
+#endif
 }
 #endif
 

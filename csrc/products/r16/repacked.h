@@ -16,6 +16,9 @@ PG_INLINE int r16_few(int slow) {
   if (pg_cpu_is_amd) return slow ? R16_BORDER(FEW_SLOW_AMD) : R16_BORDER(FEW_AMD);
   return slow ? R16_BORDER(FEW_SLOW) : R16_BORDER(FEW);
 }
+#if defined(PG_HALVES) && !defined(PG_AMX)
+enum { R16_FEW_HALVES = R16_BORDER(FEW_HALVES) };
+#endif
 #if defined(PG_AMX)
 enum {
   R16_NO_TILES = 22, // the most columns for which avx512vnni's gemm is faster than tiles
@@ -166,6 +169,15 @@ void R16_FN(r16_gemv)(const r16_product *p, int n_p, const r16_x *x, r16_queue *
 R16_GEMM(PG_FN)
 #if defined(PG_AMX)
 R16_GEMM(R16_FN)
+#endif
+
+// F16 and BF16 in the fast form times up to R16_FEW_HALVES columns (products/gemm/halves.c): the bytes of scratch that
+// all threads share; the columns, of which each thread converts its share, before a pg_sync; and the products, n_p as
+// above.
+#if defined(PG_HALVES) && !defined(PG_AMX)
+int64_t PG_FN(r16_few_work)(const r16_product *p);
+void PG_FN(r16_few_columns)(const r16_product *p, char *work, int ith, int nth);
+void PG_FN(r16_few_halves)(const r16_product *p, int n_p, char *work, r16_queue *q);
 #endif
 
 // The same with columns in bytes (products/gemm/int8.h): for products in the fast form, and on Arm for all of weights

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from pyggml.native import lib
-
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...form import IN_PASSING, ROUNDED, STORED
+from ...form import IN_PASSING, ROUNDED
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
 from ...var import bounds, divides
@@ -17,13 +15,12 @@ from .isa import Kernel, kernel_of
 # Columns beyond which a gradient of floats that may be rounded (ROUNDED) converts them, by level; the others never do.
 ROUND_BEYOND = {"avx2": 255, "avx512vnni": 96, "amx": 96}
 # Columns beyond which a product of floats in the fast form converts them: to 16-bit fixed point
-# (csrc/products/gemm/fixed.h), or to bf16 where there are tiles (bf16.h).
-FAST_BEYOND = {"avx2": 32, "avx512vnni": 32, "amx": 32}
+# (csrc/products/gemm/halves.c), or to bf16 where there are tiles (bf16.h).
+FAST_BEYOND = {"avx2": 0, "avx512vnni": 0, "amx": 32}
 LEAST_FAST = 128  # elements of a row that are worth it
 # Types whose columns stay exact in the fast form, because rounding them makes no product faster: AVX2 adds products of
 # bytes in 16 bits, and two products of these codes do not fit (r16_summed_quartets in csrc/products/gemm/int8.h).
 NOT_FASTER = {"avx2": (DType.Q8_0, DType.IQ4_NL, DType.IQ4_XS)}
-LEAST_PAIRS = 160  # elements of a row of pairs: it is longer than PG_SHORT pairs (csrc/products/f32_order.h)
 
 
 def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
@@ -43,8 +40,6 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
         way = "_stored"
     elif _is_fast(isa, node, a) or _is_rounded(isa, node, a):
         way = "_half"
-    elif _is_in_pairs(node, a):
-        way = "_pairs"
     else:
         return None
     kernel = None
@@ -58,28 +53,18 @@ def choose(isa: str, node: Tensor) -> tuple[Kernel, Buffer | None] | None:
 def fusible(isa: str, node: Tensor) -> Kernel | None:
     """The kernel of `node`, when it is a product in a way that also computes with what is around it: those of
     csrc/products/r16/mul_mat_r16.c."""
-    found, a = choose(isa, node), weights_of(node)
-    return None if found is None or a is None or _is_in_pairs(node, a) else found[0]
+    found = choose(isa, node)
+    return None if found is None else found[0]
 
 
 def _is_fast(isa: str, node: Tensor, a: Tensor) -> bool:
-    """Whether `node` rounds the matrix `a` of F16 or BF16, and its columns, because its form is STORED, made fast."""
-    if not a.form.fast or a.form.name != STORED.name or node.op != "mul_mat" or isa not in FAST_BEYOND:
-        return False
-    if a.dtype not in (DType.F16, DType.BF16):
+    """Whether `node` rounds the matrix `a` of F16 or BF16, and its columns, because its form was made fast."""
+    if not a.form.fast or node.op != "mul_mat" or isa not in FAST_BEYOND or a.dtype not in (DType.F16, DType.BF16):
         return False
     fits = a.is_contiguous and a.ne[2] == a.ne[3] == 1 and bounds(a.ne[0])[0] >= LEAST_FAST
     if isa == "amx" and not divides(32, a.ne[0]):  # bf16.h takes whole units
         return False
     return fits and bounds(node.n_rows)[0] > FAST_BEYOND[isa]
-
-
-def _is_in_pairs(node: Tensor, a: Tensor) -> bool:
-    """Whether `node` multiplies the matrix `a` of BF16 in pairs, with columns that are rounded to bf16: when its form
-    is ROUNDED, made fast, and the CPU has the instruction (AVX512-BF16). Levels below avx512 have no such kernel."""
-    if not a.form.fast or a.form.name != ROUNDED.name or node.op != "mul_mat" or a.dtype is not DType.BF16:
-        return False
-    return a.is_contiguous and bounds(a.ne[0])[0] >= LEAST_PAIRS and bool(lib.pg_has_bf16())
 
 
 def _is_rounded(isa: str, node: Tensor, a: Tensor) -> bool:

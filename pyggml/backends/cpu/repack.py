@@ -16,7 +16,7 @@ from pyggml.native.threads import thread_count
 
 from ...buffers.buffer import Buffer
 from ...dtypes import DType
-from ...form import BUFT, IN_PASSING, ROUNDED, STORED, Repacking, repacked
+from ...form import BUFT, IN_PASSING, ROUNDED, Repacking, repacked
 from ...lock import Lock, locked
 from ...ops.matmul import weights_of
 from ...tensor import Tensor
@@ -164,18 +164,14 @@ def repack_in_passing(tensors: Iterable[Tensor]) -> None:
             t.form = IN_PASSING
 
 
-def be_fast(tensors: Iterable[Tensor], floats: bool = False) -> None:
+def be_fast(tensors: Iterable[Tensor]) -> None:
     """Let products round their columns when they meet those of these tensors, whose forms have been set, that are in
-    blocks, or matrices of BF16 (`allow_rounding`), where the CPU multiplies pairs of such numbers. With `floats`,
-    products of many columns also round matrices of F16 and BF16 that are as stored, and the columns; a column that is
-    alone then has other bits than among many.
+    blocks, and round both when the tensors are matrices of F16 or BF16.
 
     Many columns are faster then, and results less precise: docs/products.md has figures.
     """
     for t in tensors:
-        if floats and not t.dtype.is_quantized:
-            t.form = STORED._replace(fast=True)
-        elif t.dtype.is_quantized or (t.form == ROUNDED and t.dtype is DType.BF16):
+        if t.dtype.is_quantized or t.dtype in (DType.F16, DType.BF16):
             t.form = t.form._replace(fast=True)
 
 

@@ -28,7 +28,7 @@ from ..test_attention import steps_for
 MOST = 8  # threads
 BEYOND = 1 << 20  # bytes behind scratch memory that nobody may write to
 # Kernels for an op; those of products read the same sources.
-WAYS = ("", "_r16", "_stored", "_r16_fast", "_stored_fast", "_half", "_exact", "_pairs")
+WAYS = ("", "_r16", "_stored", "_r16_fast", "_stored_fast", "_half", "_exact")
 FUSED = {"attn_vt", "conv_state"}  # kernels that no op has
 
 

@@ -1,6 +1,6 @@
 """A column of a product of weights in blocks has the same bits whatever is computed beside it: one column or many,
 from a copy or in passing, by experts, fused or not (csrc/products/r16/sums.h); in the fast form, too (round.h), but
-where tiles round to bf16.
+where tiles round to bf16. So has one of a matrix of F16 or BF16 (csrc/products/f32_order.h, gemm/halves.c).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyggml.testing.harness import gaussian
 
 from .test_repack import ISAS, TYPES, run, source
 
+FLOATS = [gg.F16, gg.BF16]
 CASES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
 
 
@@ -37,8 +38,8 @@ class Case(NamedTuple):
 
 
 @st.composite
-def cases(draw: st.DrawFn, isa: str, most: int = 150) -> Case:
-    dtype = draw(st.sampled_from(TYPES))
+def cases(draw: st.DrawFn, isa: str, most: int = 150, floats: bool = True) -> Case:
+    dtype = draw(st.sampled_from(TYPES) | st.sampled_from(FLOATS) if floats else st.sampled_from(TYPES))
     k = dtype.block_size * draw(st.integers(1, 800 // dtype.block_size + 1))
     n = draw(st.integers(2, min(20, most)) | st.integers(2, most))
     m, seed, n_threads = draw(st.integers(1, 70)), draw(st.integers(0, 999)), draw(st.integers(1, 2))
@@ -92,7 +93,7 @@ def test_experts(isa: str) -> None:
     """A result is the product of its expert's matrix alone with the column alone."""
 
     @CASES
-    @given(cases(isa), st.integers(1, 5))
+    @given(cases(isa, floats=False), st.integers(1, 5))
     def check(c: Case, n_expert: int) -> None:
         rng = np.random.default_rng(c.seed)
         n_used = int(rng.integers(1, 3))
@@ -134,9 +135,9 @@ def test_fused(isa: str) -> None:
     @given(cases(isa, 60))
     def check(c: Case) -> None:
         rng = np.random.default_rng(c.seed)
-        inner = c.dtype.block_size * int(rng.integers(1, 3))
+        inner = c.dtype.block_size * int(rng.integers(1, 3)) if c.dtype.is_quantized else int(rng.integers(1, 400))
         shapes = ((inner, c.k), (inner, c.k), (c.k, inner))
-        others_of = [t for t in TYPES if c.k % t.block_size == 0] if rng.random() < 0.5 else [c.dtype]
+        others_of = [t for t in (*TYPES, *FLOATS) if c.k % t.block_size == 0] if rng.random() < 0.5 else [c.dtype]
         types = c.dtype, others_of[rng.integers(len(others_of))], c.dtype
         values = [rng.standard_normal(s).astype(np.float32) * 0.1 for s in shapes]
         w = [gg.Context().from_numpy(v, dtype=t) for v, t in zip(values, types, strict=True)]
