@@ -225,6 +225,11 @@ EM uint16_t em_cmp_ps_mask(__m512 a, __m512 b, int how) { // less, ordered, is a
   EM_LANE mask |= (uint16_t)((x.s[i] < y.s[i]) << i);
   return mask;
 }
+EM __m512i em_mask_blend_epi16(uint32_t mask, __m512i a, __m512i b) {
+  em_512 x = {.si = a}, y = {.si = b};
+  for (int i = 0; i < 32; i++) x.w[i] = mask >> i & 1 ? y.w[i] : x.w[i];
+  return x.si;
+}
 EM __m512 em_mask_blend_ps(uint16_t mask, __m512 a, __m512 b) {
   em_512 x = {.ps = a}, y = {.ps = b};
   EM_LANE if (mask >> i & 1) x.s[i] = y.s[i];
@@ -336,6 +341,7 @@ EM __m512i em_cvtne2ps_pbh(__m512 high, __m512 low) {
 #define _mm512_maddubs_epi16 em_maddubs_epi16
 #define _mm512_i32gather_epi32 em_i32gather_epi32
 #define _mm512_mask_broadcast_i32x4 em_mask_broadcast_i32x4
+#define _mm512_mask_blend_epi16 em_mask_blend_epi16
 #define _mm512_mask_blend_ps em_mask_blend_ps
 #define _mm512_maskz_loadu_ps em_maskz_loadu_ps
 #define _mm512_max_epu16 em_max_epu16

@@ -14,7 +14,7 @@ from pyggml.backends.cpu.isa import isa_name
 from pyggml.testing.harness import nmse
 from pyggml.types import Floats
 
-from ..backend.products.test_fast import LEVELS
+from ..backend.products.test_fast import FLOATS, LEVELS
 from ..conftest import shared_dir
 
 LLAMAS = shared_dir() / "golden" / "llama"
@@ -46,8 +46,14 @@ def test_logits(name: str, most: float) -> None:
     assert 1e-7 < nmse(found, exact[name]) < most * nmse(theirs[f"{name}/logits"], exact[name])
 
 
+@pytest.mark.skipif(isa_name() not in FLOATS, reason="no kernels that round floats to 16 bits")
+@pytest.mark.parametrize("name, most", [("llama2-F16", 0.55), ("llama2-BF16", 0.01)])
+def test_logits_of_floats(name: str, most: float) -> None:
+    test_logits(name, most)
+
+
 @FAST
-@pytest.mark.parametrize("name", ["llama2-Q4_K_M", "mixtral-Q4_K_M"])
+@pytest.mark.parametrize("name", ["llama2-Q4_K_M", "mixtral-Q4_K_M", "llama2-F16", "llama2-BF16"])
 def test_company(name: str) -> None:
     path = LLAMAS / f"{name}.gguf"
     assert np.array_equal(logits(path, "fast"), logits(path, "fast", 5))
@@ -64,8 +70,8 @@ def test_tiles_round_many_columns(name: str) -> None:
 
 
 @pytest.mark.skipif(not LLAMAS.exists(), reason="no golden data")
-def test_weights_that_are_not_quantised_do_not_change() -> None:
-    path = LLAMAS / "llama2-F16.gguf"
+def test_weights_in_f32_do_not_change() -> None:
+    path = LLAMAS / "llama2-F32.gguf"
     assert np.array_equal(logits(path, "fast"), logits(path, "exact"))
 
 

@@ -44,7 +44,9 @@ PG_INLINE __m256i lower(vi a) { return (__m256i)_mm512_castps512_ps256((__m512)a
 PG_INLINE __m256i upper(vi a) { return (__m256i)_mm512_extractf32x8_ps((__m512)a, 1); }
 PG_INLINE __m256i larger_half(vi a) { return _mm256_max_epu16(lower(a), upper(a)); }
 PG_INLINE __m256i half_sum(vi a) { return _mm256_add_epi32(lower(a), upper(a)); }
-PG_INLINE vi words_of(vi low, vi high) { return vi_words(low, high); }
+PG_INLINE vi words_of(vi low, vi high) {
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+}
 PG_INLINE void store(int16_t *p, vi a) { _mm512_storeu_si512(p, a); }
 #else
 PG_INLINE vi sizes_of(const char *w) { return _mm256_and_si256(vi_load(w), _mm256_set1_epi16(0x7fff)); }
