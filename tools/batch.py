@@ -87,7 +87,7 @@ def batch(
     context, overrides = run.context(), run.kv_overrides()
     record = {
         "model": model_digest(run.model, overrides),
-        "options": {**_asked(sampling, n_predict, stop, context), **adapters.digest()},
+        "options": {**_asked(sampling, n_predict, stop, context, run.precision), **adapters.digest()},
     }
     options: dict[str, Any] = {"stop": stop or (), "n_parallel": n_parallel, "context": context, **sampling}
 
@@ -103,7 +103,8 @@ def batch(
 
         with RayActors(ray) as actors:
             options.update({"workers": workers, "stages": stages, "ram": run.ram, "prepare": adapters.apply})
-            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn != "off", "kv_overrides": overrides})
+            options.update({"n_threads": run.threads, "flash_attn": run.flash_attn != "off"})
+            options.update({"kv_overrides": overrides, "precision": run.precision})
             del context["n_threads"], context["n_threads_batch"]  # each node uses all of its CPUs
             yield lambda todo: batch_on(actors, run.model, todo, n_predict, **options)
 
@@ -133,7 +134,7 @@ def batch(
 
 
 def _asked(
-    sampling: SamplingOptions, n_predict: int, stop: Sequence[str] | None, context: ContextOptions
+    sampling: SamplingOptions, n_predict: int, stop: Sequence[str] | None, context: ContextOptions, precision: str
 ) -> dict[str, Any]:
     """The options that results depend on, for the record of each result: those that differ from their defaults, and
     always `n_predict`. Long texts, such as grammars, are recorded as their SHA-256."""
@@ -149,6 +150,8 @@ def _asked(
     for name in ("type_k", "type_v"):
         if (dtype := context.get(name, DType.F16)) is not DType.F16:
             asked[name] = dtype.name
+    if precision != "exact":
+        asked["precision"] = precision
     return {name: value if len(text := repr(value)) <= _SHOWN else _digest(text) for name, value in asked.items()}
 
 

@@ -111,6 +111,11 @@ class RunOptions:
         Optional[Path], Option("--log-file", panel=_LOG, help="... to this file, too.", metavar="FILE")
     ] = None
 
+    @property
+    def precision(self) -> str:
+        """The `precision` of `load_model`."""
+        return "fast" if self.fast else "exact"
+
     def load(self, towers: TowerOptions | None = None) -> Model:
         """Load the model; when this takes long, a bar shows the progress."""
         towers = towers or TowerOptions()
@@ -124,7 +129,7 @@ class RunOptions:
                 use_mmap=self.mmap,
                 use_mlock=self.mlock,
                 repack=self.repack,
-                precision="fast" if self.fast else "exact",
+                precision=self.precision,
                 kv_overrides=overrides,
                 mmproj=towers.mmproj,
                 image_tokens=towers.image_tokens,

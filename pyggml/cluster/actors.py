@@ -70,10 +70,13 @@ class ModelRef(NamedTuple):
     ram: str | None = None
     prepare: Prepare | None = None
     kv_overrides: Mapping[str, Override] | None = None
+    precision: str = "exact"
 
     def load(self, layers: tuple[int, int] | None = None) -> Model:
         """Load it, or a stage. Raises as `load_model`."""
-        model = load_model(self.path, ram=self.ram, layers=layers, kv_overrides=self.kv_overrides)
+        model = load_model(
+            self.path, ram=self.ram, layers=layers, kv_overrides=self.kv_overrides, precision=self.precision
+        )
         if self.prepare is not None:
             self.prepare(model)
         return model

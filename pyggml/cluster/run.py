@@ -41,6 +41,7 @@ def batch_on(
     ram: str | None = None,
     prepare: Prepare | None = None,
     kv_overrides: Mapping[str, Override] | None = None,
+    precision: str = "exact",
     **options: Unpack[BatchOptions],
 ) -> Iterator[Result]:
     """`gg.batch` on a cluster: the same results, in the same order.
@@ -54,7 +55,8 @@ def batch_on(
     stages, so that each stage always has something to do.
 
     `ram` is the memory that each process may use for weights. `prepare(model)` is called in each process when the model
-    is loaded. `kv_overrides` replaces metadata. A process that dies is replaced, and its prompts are done again.
+    is loaded. `kv_overrides` and `precision` are those of `load_model`. A process that dies is replaced, and its
+    prompts are done again.
 
     Raises as `gg.batch` and `load_model`; ModelError for a model that cannot be split, or that the nodes cannot hold;
     BatchError when three processes in a row die at the same prompt, or no process can be started any more.
@@ -64,7 +66,7 @@ def batch_on(
     if isinstance(requests, str | bytes | Mapping) or not isinstance(requests, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise BatchError(f"requests must be a list of them, not {requests!r:.60}")
     path = default_model_path() if model is None else Path(path_name(model, ModelError)).resolve()
-    ref = ModelRef(str(path), ram, prepare, kv_overrides)
+    ref = ModelRef(str(path), ram, prepare, kv_overrides, precision)
     options = options.copy()
     n_parallel = whole("n_parallel", options.get("n_parallel", 32), 1, error=BatchError)
     todo = list(requests)

@@ -130,9 +130,11 @@ def test_metadata_and_contexts_are_those_of_one_process(want: list[Any], kind: d
     """What replaces metadata, and how contexts are made, is the same for all: else the record of a result would lie."""
     over: dict[str, Any] = {"llama.rope.freq_base": 50.0}
     context: ContextOptions = {"type_k": gg.F32, "n_batch": 8, "n_ubatch": 4}
-    alone = list(gg.batch(load_model(kv_overrides=over), REQUESTS, temp=0.0, n_threads=1, context=context))
+    model = load_model(kv_overrides=over, precision="fast")
+    alone = list(gg.batch(model, REQUESTS, temp=0.0, n_threads=1, context=context))
     assert alone != want
     options: dict[str, Any] = {"n_parallel": 4, "temp": 0.0, "context": context, "kv_overrides": over}
+    options["precision"] = "fast"
     assert list(batch_on(FakeActors(), None, REQUESTS, **options, **kind)) == alone
 
 

@@ -236,6 +236,8 @@ def test_verbs_take_the_options_of_the_context(tiny: Path, tmp_path: Path, capsy
     (tmp_path / "in").write_text('{"prompt": "a"}\n')
     assert run("batch", "-i", tmp_path / "in", "-o", tmp_path / "out", "-n", 2, *more) == 0
     assert json.loads((tmp_path / "out").read_text())["n_predicted"] == 2
+    assert run("batch", "-i", tmp_path / "in", "-o", tmp_path / "out", "-n", 2, "--fast", *more) == 1
+    assert "precision" in capsys.readouterr().err  # its results are others
 
 
 @pytest.mark.parametrize("option", ["quantize=BOGUS", "type_k=Q9", "isa=zz", "backend=zz", "repack=2"])

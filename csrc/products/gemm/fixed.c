@@ -11,8 +11,8 @@ PG_INLINE void tile(int nt, const r16_panel *w, const int16_t *x, const float *s
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) sum[j][i] = vi_zero();
   for (int64_t i = 0; i < pairs; i += 2, x += 4 * width) dot_two_pairs(nt, sum, w->ints + i, x, width, &f, &at);
   UNROLL for (int j = 0; j < nt; j++) UNROLL for (int i = 0; i < TILE_VECTORS; i++) {
-    const vf step = vf_mul(vf_load(w->steps + i * VF_N), vf_set1(steps[j]));
-    vf_store(t->to + j * t->ld + i * VF_N, vf_fma(vf_of_vi(sum[j][i]), step, vf_load(t->before[j] + i * VF_N)));
+    const vf of_rows = vf_mul(vf_of_vi(sum[j][i]), vf_load(w->steps + i * VF_N));
+    vf_store(t->to + j * t->ld + i * VF_N, vf_fma(of_rows, vf_set1(steps[j]), vf_load(t->before[j] + i * VF_N)));
   }
 }
 

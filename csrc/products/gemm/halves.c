@@ -4,8 +4,8 @@
 // values are.
 //
 // Few columns are multiplied here, while each row passes once. Many are multiplied by gemm.c, and become panels and
-// groups here. A column has the same bits in both: all that is rounded is a sum times its two steps, added in f32 from
-// the first strip on.
+// groups here. A column has the same bits in both: all that is rounded is a sum times its two steps, one after the
+// other (their product may leave the range of f32), added in f32 from the first strip on.
 #include "products/gemm/halves.h"
 
 #include "products/gemm/columns.h"
@@ -44,9 +44,7 @@ PG_INLINE __m256i lower(vi a) { return (__m256i)_mm512_castps512_ps256((__m512)a
 PG_INLINE __m256i upper(vi a) { return (__m256i)_mm512_extractf32x8_ps((__m512)a, 1); }
 PG_INLINE __m256i larger_half(vi a) { return _mm256_max_epu16(lower(a), upper(a)); }
 PG_INLINE __m256i half_sum(vi a) { return _mm256_add_epi32(lower(a), upper(a)); }
-PG_INLINE vi words_of(vi low, vi high) {
-  return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
-}
+PG_INLINE vi words_of(vi low, vi high) { return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)); }
 PG_INLINE void store(int16_t *p, vi a) { _mm512_storeu_si512(p, a); }
 #else
 PG_INLINE vi sizes_of(const char *w) { return _mm256_and_si256(vi_load(w), _mm256_set1_epi16(0x7fff)); }
@@ -298,9 +296,10 @@ static void multiply(const r16_product *p, const few *x, int64_t row, float (*y)
     for (int64_t c = 0; c < nc; c++)
       for (int i = 0; i < R16_ROWS; i += VF_N) {
         vf sum = vf_load(y[c] + i);
-        for (int64_t s = 0; s < n; s++)
-          sum = vf_fma(vf_of_vi(vi_load(t.sums[c * n + s] + i)),
-                       vf_mul(vf_load(t.steps[s] + i), vf_set1(x->steps[c * x->n_strips + s0 + s])), sum);
+        for (int64_t s = 0; s < n; s++) {
+          const vf of_rows = vf_mul(vf_of_vi(vi_load(t.sums[c * n + s] + i)), vf_load(t.steps[s] + i));
+          sum = vf_fma(of_rows, vf_set1(x->steps[c * x->n_strips + s0 + s]), sum);
+        }
         vf_store(y[c] + i, sum);
       }
   }

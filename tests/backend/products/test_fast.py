@@ -183,6 +183,17 @@ def test_floats_at_the_ends(isa: str) -> None:
     assert (np.abs(np.delete(np.delete(y, 2, 0), 3, 1) - want) <= most_off(finite[1], finite[0])).all()
     for n in (1, 3):
         assert np.array_equal(run(gg.mul_mat(w, source(gg.F32, x[:n])), isa, 1)[0, 0], y[:n], equal_nan=True)
+    # Steps whose product f32 does not have, because it is too small, or too large.
+    small, columns = (rng.standard_normal((n, 256)).astype(np.float32) * np.float32(5e-20) for n in (20, 7))
+    large, one = np.zeros((2, 128), np.float32), np.zeros((7, 128), np.float32)
+    large[:, 0], one[:, 1] = 1e38, 1e10
+    a, b = source(gg.BF16, small), source(gg.BF16, large)
+    be_fast([a, b])
+    for n in (1, 7):
+        y = run(gg.mul_mat(a, source(gg.F32, columns[:n])), isa, 1)[0, 0].astype(np.float64)
+        want = columns[:n].astype(np.float64) @ decoded(a)[0, 0].astype(np.float64).T
+        assert (np.abs(y - want) <= most_off(decoded(a)[0, 0], columns[:n]) + 1e-44).all()
+        assert not run(gg.mul_mat(b, source(gg.F32, one[:n])), isa, 1).any()
     tiny = source(gg.BF16, np.full((20, 200), 1e-31))  # as all values below 1e-30
     be_fast([tiny])
     assert not run(gg.mul_mat(tiny, source(gg.F32, np.full((2, 200), 1e38))), isa, 1).any()
