@@ -193,13 +193,15 @@ typedef struct few {
   float *steps;
 } few;
 
+static int64_t strips_in(const r16_product *p) { return (p->k + STRIP - 1) / STRIP; }
+
 static few few_in(char *work, const r16_product *p) {
-  const int64_t n_strips = (p->k + STRIP - 1) / STRIP;
+  const int64_t n_strips = strips_in(p);
   return (few){n_strips, (int16_t *)work, (float *)(work + p->n_cols * n_strips * STRIP * 2)};
 }
 
 int64_t PG_FN(r16_few_work)(const r16_product *p) {
-  return p->n_cols * few_in(NULL, p).n_strips * (STRIP * 2 + (int64_t)sizeof(float));
+  return pg_times(p->n_cols, pg_times(strips_in(p), STRIP * 2 + (int64_t)sizeof(float)));
 }
 
 void PG_FN(r16_few_columns)(const r16_product *p, char *work, int ith, int nth) {
