@@ -74,12 +74,10 @@ PG_INLINE __m128i sum_of_4(vi a, vi b) {
   return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
-// a * by and b * by as integers of 16 bits, in turn: those of a in the even places, those of b in the odd ones. The sum
-// with such a number has an integer in its lowest bits, rounded to even.
-PG_INLINE vi pack(vf a, vf b, vf by) {
-  const vf whole = vf_set1(0x1.8p23f);
-  return words_of((vi)vf_fma(a, by, whole), (vi)vf_fma(b, by, whole));
-}
+// x * by as integers, in the lowest 16 bits: the sum with such a number has its integer there, rounded to even.
+PG_INLINE vi integers(vf x, vf by) { return (vi)vf_fma(x, by, vf_set1(0x1.8p23f)); }
+// Those of a in the even places of 16 bits, those of b in the odd ones.
+PG_INLINE vi pack(vf a, vf b, vf by) { return words_of(integers(a, by), integers(b, by)); }
 
 PG_INLINE vi largest(const char *w) {
   vi max = sizes_of(w);
@@ -102,15 +100,22 @@ PG_INLINE void steps_of(int type, const char *w, int64_t nb, int64_t n, float *i
   _mm256_storeu_ps(steps, _mm256_fmadd_ps(v, _mm256_setzero_ps(), step));
 }
 
-PG_INLINE vf load(int type, const char *p) { return type == PG_F16 ? vf_load_f16(p) : vf_load_bf16(p); }
-
-// The integers of a strip of a row.
+// The integers of a strip of a row. Those of BF16 are in their order; of F16, in a register, the two halves take turns.
 PG_INLINE void integers_of(int type, const char *w, float inv, vi *q) {
-  for (int i = 0; i < REGISTERS; i++, w += 4 * VF_N) q[i] = pack(load(type, w), load(type, w + 2 * VF_N), vf_set1(inv));
+  const vf by = vf_set1(inv);
+  for (int i = 0; i < REGISTERS; i++, w += 4 * VF_N) {
+    if (type == PG_F16) {
+      q[i] = pack(vf_load_f16(w), vf_load_f16(w + 2 * VF_N), by);
+    } else { // a number is the upper half of a float
+      const rows two = (rows)vi_load(w);
+      q[i] = pack((vf)(two << 16), (vf)(two & 0xffff0000), by);
+    }
+  }
 }
 
-// Put the integers of x[0..n), a strip of a column, to `to`, and return their step. n is a multiple of 32.
-static float put_column(int16_t *to, const float *x, int64_t n) {
+// Put the integers of x[0..n), a strip of a column, to `to`, as the rows of this type have them, and return their step.
+// n is a multiple of 32.
+static float put_column(int type, int16_t *to, const float *x, int64_t n) {
   const vf part = vf_set1(0x1p-8f); // so that no sum overflows
   vf max[2] = {vf_zero(), vf_zero()}, sum[2] = {vf_zero(), vf_zero()};
   for (int64_t i = 0; i < n; i += 2 * VF_N)
@@ -122,7 +127,15 @@ static float put_column(int16_t *to, const float *x, int64_t n) {
   const float most = vf_hmax(vf_max(max[0], max[1])), all = vf_sum(vf_add(sum[0], sum[1]));
   const int is_some = all < INFINITY && most > tiny;
   const float inv = is_some ? PG_MIN(COLUMN_SUM * 0x1p-8f / all, R16_MAX / most) : 0;
-  for (int64_t i = 0; i < n; i += 2 * VF_N) store(to + i, pack(vf_load(x + i), vf_load(x + i + VF_N), vf_set1(inv)));
+  const vf by = vf_set1(inv);
+  for (int64_t i = 0; i < n; i += 2 * VF_N) {
+    if (type == PG_F16) {
+      store(to + i, pack(vf_load(x + i), vf_load(x + i + VF_N), by));
+    } else {
+      for (int j = 0; j < 2 * VF_N; j += VF_N)
+        put_words((uint8_t *)(to + i + j), (rows)integers(vf_load(x + i + j), by));
+    }
+  }
   return is_some ? 1 / inv : all < INFINITY ? 0 : NAN;
 }
 
@@ -137,7 +150,7 @@ void PG_FN(r16_put_half_columns)(const r16_columns *c, const r16_product *p, r16
     for (int j = 0; j < R16_QUAD; j++) {
       float x[STRIP] = {0};
       if (j < g.n) r16_get(x, p, &g, j, s * c->strip, n);
-      to.steps[share.column + j] = put_column(four[j], x, n);
+      to.steps[share.column + j] = put_column(p->f.type, four[j], x, n);
     }
     put_4_columns(to.ints + share.column * 2, four, to.width, n / 2);
   }
@@ -219,7 +232,7 @@ void PG_FN(r16_few_columns)(const r16_product *p, char *work, int ith, int nth) 
         const int64_t at = (r16_first_column(&c, group) + j) * x.n_strips + s;
         float column[STRIP] = {0};
         r16_get(column, p, &g, j, s * STRIP, r16_strip_elements(&c, s));
-        x.steps[at] = put_column(x.ints + at * STRIP, column, STRIP);
+        x.steps[at] = put_column(p->f.type, x.ints + at * STRIP, column, STRIP);
       }
   }
 }
