@@ -21,11 +21,10 @@ enum {
   COLUMN_SUM = 262000,            // and room for rounding: (262000 + STRIP / 2) * ROW_MAX is below 2^31
   REGISTERS = STRIP / (2 * VF_N), // of the integers of a strip
   BATCH = 8,                      // strips whose steps are computed together
+  SOME = 4 * BATCH,               // strips that are multiplied before the next steps are computed
   TABLE = 128,                    // strips of a row, times columns, whose sums are kept
   NEAR = 4096                     // bytes of prefetch on CPUs that are not AMD's: into the L1 cache
 };
-_Static_assert(R16_FEW_HALVES <= TABLE / BATCH, "a batch fits the table");
-
 // Below it, all elements of a strip count as 0.
 static const float tiny = 1e-30f;
 
@@ -237,13 +236,13 @@ void PG_FN(r16_few_columns)(const r16_product *p, char *work, int ith, int nth) 
   }
 }
 
-// The sums of some strips of the rows of a group, for each column in turn, and the steps of these rows.
+// The sums of n strips of the rows of a group, for each column in turn, and the steps of these rows: [strip][R16_ROWS].
 typedef struct table {
-  int32_t sums[TABLE][R16_ROWS];
-  float steps[TABLE][R16_ROWS];
+  int32_t sums[TABLE * R16_ROWS];
+  float steps[TABLE * R16_ROWS];
 } table;
 
-// sum[c] = strip s of a row times that of column c.
+// sum[c] = a strip of a row times that of column c.
 PG_INLINE void dot_strip(int type, int nc, const char *w, float inv, const int16_t *x, int64_t ld, vi *sum) {
   if (pg_cpu_is_amd) {
     pg_ask(w + PG_AHEAD, STRIP * 2);
@@ -258,37 +257,51 @@ PG_INLINE void dot_strip(int type, int nc, const char *w, float inv, const int16
   }
 }
 
-// A row's part of the table: n strips of row r times those of nc columns, ld apart.
-PG_INLINE void put_sums(int type, int nc, table *t, int64_t r, const char *w, int64_t n, const int16_t *x, int64_t ld) {
-  float inv[TABLE], steps[TABLE];
-  for (int64_t s = 0; s < n; s += BATCH)
-    steps_of(type, w + s * STRIP * 2, STRIP * 2, PG_MIN(BATCH, n - s), inv + s, steps + s);
-  for (int64_t s = 0; s < n; s++) t->steps[s][r] = steps[s];
-  for (int64_t s = 0; s < n; s += 4) {
-    vi a[R16_FEW_HALVES], b[R16_FEW_HALVES], both[2][R16_FEW_HALVES];
-    UNROLL for (int i = 0; i < 2; i++) {
-      const int64_t e = PG_MIN(s + 2 * i, n - 1), f = PG_MIN(s + 2 * i + 1, n - 1); // too many: the last one again
-      dot_strip(type, nc, w + e * STRIP * 2, inv[e], x + e * STRIP, ld, a);
-      dot_strip(type, nc, w + f * STRIP * 2, inv[f], x + f * STRIP, ld, b);
-      UNROLL for (int c = 0; c < nc; c++) both[i][c] = sum_of_2(a[c], b[c]);
-    }
-    UNROLL for (int c = 0; c < nc; c++) {
-      int32_t four[4];
-      _mm_storeu_si128((__m128i *)four, sum_of_4(both[0][c], both[1][c]));
-      for (int64_t e = 0; e < PG_MIN(4, n - s); e++) t->sums[c * n + s + e][r] = four[e];
+// A part of the table: `total` strips that lie one behind the other, n of each row, from row r on.
+PG_INLINE void put_sums(int type, int nc, table *t, int64_t r, const char *w, int64_t n, int64_t total,
+                        const int16_t *x, int64_t ld) {
+  for (int64_t i = 0, some, s = 0; i < total; i += some, w += some * STRIP * 2) {
+    some = PG_MIN(SOME, total - i);
+    float inv[SOME], steps[SOME];
+    for (int64_t e = 0; e < some; e += BATCH)
+      steps_of(type, w + e * STRIP * 2, STRIP * 2, PG_MIN(BATCH, some - e), inv + e, steps + e);
+    for (int64_t e = 0; e < some; e += 4) {
+      int64_t strip[4], to[4];
+      const int16_t *of[4];
+      for (int j = 0; j < 4; j++) {
+        if (e + j < some) {
+          strip[j] = e + j, to[j] = s * R16_ROWS + r, of[j] = x + s * STRIP;
+          if (++s == n) s = 0, r++;
+        } else { // the last one again
+          strip[j] = strip[j - 1], to[j] = to[j - 1], of[j] = of[j - 1];
+        }
+        t->steps[to[j]] = steps[strip[j]];
+      }
+      vi a[R16_FEW_HALVES], b[R16_FEW_HALVES], both[2][R16_FEW_HALVES];
+      UNROLL for (int j = 0; j < 2; j++) {
+        dot_strip(type, nc, w + strip[2 * j] * STRIP * 2, inv[strip[2 * j]], of[2 * j], ld, a);
+        dot_strip(type, nc, w + strip[2 * j + 1] * STRIP * 2, inv[strip[2 * j + 1]], of[2 * j + 1], ld, b);
+        UNROLL for (int c = 0; c < nc; c++) both[j][c] = sum_of_2(a[c], b[c]);
+      }
+      UNROLL for (int c = 0; c < nc; c++) {
+        int32_t four[4];
+        _mm_storeu_si128((__m128i *)four, sum_of_4(both[0][c], both[1][c]));
+        for (int j = 0; j < 4; j++) t->sums[c * n * R16_ROWS + to[j]] = four[j];
+      }
     }
   }
 }
 
 #define COLUMNS(X, type) X(type, 1) X(type, 2) X(type, 3) X(type, 4)
 #define SUMS(type, nc)                                                                                                 \
-  static void sums_##type##_##nc(table *t, int64_t r, const char *w, int64_t n, const int16_t *x, int64_t ld) {        \
-    put_sums(PG_##type, nc, t, r, w, n, x, ld);                                                                        \
+  static void sums_##type##_##nc(table *t, int64_t r, const char *w, int64_t n, int64_t total, const int16_t *x,       \
+                                 int64_t ld) {                                                                         \
+    put_sums(PG_##type, nc, t, r, w, n, total, x, ld);                                                                 \
   }
 COLUMNS(SUMS, F16)
 COLUMNS(SUMS, BF16)
 
-typedef void (*sums_fn)(table *t, int64_t r, const char *w, int64_t n, const int16_t *x, int64_t ld);
+typedef void (*sums_fn)(table *t, int64_t r, const char *w, int64_t n, int64_t total, const int16_t *x, int64_t ld);
 
 #define NAME(type, nc) sums_##type##_##nc,
 static const sums_fn sums_of[2][R16_FEW_HALVES] = {{COLUMNS(NAME, F16)}, {COLUMNS(NAME, BF16)}};
@@ -302,17 +315,19 @@ static void multiply(const r16_product *p, const few *x, int64_t row, float (*y)
   memset(y, 0, nc * sizeof *y);
   for (int64_t s0 = 0, n; s0 < x->n_strips; s0 += n) {
     n = s0 < whole ? PG_MIN(some, whole - s0) : 1;
-    for (int64_t r = 0; r < R16_ROWS; r++) {
-      const char *w = (const char *)p->w + (row + PG_MIN(r, rows - 1)) * p->row_bytes + s0 * STRIP * 2;
+    const int dense = p->row_bytes == n * STRIP * 2; // then the rows are like one, which matters when they are short
+    for (int64_t r = 0; r < (dense ? 1 : rows); r++) {
+      const char *w = (const char *)p->w + (row + r) * p->row_bytes + s0 * STRIP * 2;
       uint16_t own[STRIP] = {0};
       if (s0 == whole) w = memcpy(own, w, (p->b->ne[0] - s0 * STRIP) * 2);
-      sums(&t, r, w, n, x->ints + s0 * STRIP, ld);
+      sums(&t, r, w, n, dense ? rows * n : n, x->ints + s0 * STRIP, ld);
     }
     for (int64_t c = 0; c < nc; c++)
       for (int i = 0; i < R16_ROWS; i += VF_N) {
         vf sum = vf_load(y[c] + i);
         for (int64_t s = 0; s < n; s++) {
-          const vf of_rows = vf_mul(vf_of_vi(vi_load(t.sums[c * n + s] + i)), vf_load(t.steps[s] + i));
+          const vf of_rows =
+              vf_mul(vf_of_vi(vi_load(t.sums + (c * n + s) * R16_ROWS + i)), vf_load(t.steps + s * R16_ROWS + i));
           sum = vf_fma(of_rows, vf_set1(x->steps[c * x->n_strips + s0 + s]), sum);
         }
         vf_store(y[c] + i, sum);
