@@ -1,5 +1,5 @@
 // The dispatch table of one instruction set: kernels.def (PG_PLAIN), r16.def and across.def (PG_R16), fast.def
-// (PG_FAST).
+// (PG_FAST), halves.def (PG_HALVES).
 #include "kernel.h"
 
 #define PG_KERNEL(op, variant, dst, s0, s1, work) int PG_FN(op##_##variant)(const pg_task *t, int ith, int nth);

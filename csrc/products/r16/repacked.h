@@ -38,7 +38,7 @@ PG_INLINE int r16_suits_tiles(r16_format f) { return f.units && f.scales != R16_
 
 typedef struct r16_product {
   r16_format f;
-  const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm/gemm.c only)
+  const uint8_t *w;    // the matrix, repacked; or as it is stored: blocks, or F16 or BF16 (products/gemm only)
   int64_t row_bytes;   // of the matrix as it is stored; 0: repacked
   int fast;            // of matrices in blocks: columns are rounded to bytes (round.h)
   int bf16;            // many columns and the matrix are rounded to bf16, the fast form of tiles (products/gemm/bf16.h)
