@@ -26,7 +26,6 @@ PG_INLINE vi pair_of(vf a, vf b) { // both rounded to 16 bits
   return _mm512_or_si512(_mm512_slli_epi32(_mm512_cvtps_epi32(b), 16),
                          _mm512_and_si512(_mm512_cvtps_epi32(a), _mm512_set1_epi32(0xffff)));
 }
-PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
 #elif VF_N == 8
 PG_INLINE vf byte_of(vi q, int i) {
   return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(q, 8 * i), _mm256_set1_epi32(255)));
@@ -35,11 +34,9 @@ PG_INLINE vi pair_of(vf a, vf b) {
   return _mm256_or_si256(_mm256_slli_epi32(_mm256_cvtps_epi32(b), 16),
                          _mm256_and_si256(_mm256_cvtps_epi32(a), _mm256_set1_epi32(0xffff)));
 }
-PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
 #else
 PG_INLINE vf byte_of(vi q, int i) { return vcvtq_f32_u32((uint32x4_t)q >> 8 * i & 255); }
 PG_INLINE vi pair_of(vf a, vf b) { return (vi)((vcvtnq_s32_f32(b) << 16) | (vcvtnq_s32_f32(a) & 0xffff)); }
-PG_INLINE void store(int16_t *p, vi a) { vst1q_s16(p, (int16x8_t)a); }
 #endif
 
 // n units of a group of 16 repacked rows, as f32; rows lie R16_ROW apart.
@@ -142,8 +139,8 @@ void PG_FN(r16_put_across)(r16_panel *panels, const r16_product *p, pg_range til
       for (int64_t i = 0; i < n; i += 4) { // a quartet: elements 0 and 2, 1 and 3
         vf v[4];
         _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) v[j] = vf_mul(vf_load(x + (i + j) * R16_ROW), l.inv);
-        store(panels->ints[i / 2][at], pair_of(v[0], v[2]));
-        store(panels->ints[i / 2 + 1][at], pair_of(v[1], v[3]));
+        vi_store(panels->ints[i / 2][at], pair_of(v[0], v[2]));
+        vi_store(panels->ints[i / 2 + 1][at], pair_of(v[1], v[3]));
       }
     }
   }

@@ -4,14 +4,6 @@
 #include "products/gemm/weights.h"
 #include "products/r16/sums.h"
 
-#if VF_N == 16
-PG_INLINE void store(int16_t *p, vi a) { _mm512_store_si512(p, a); }
-#elif VF_N == 8
-PG_INLINE void store(int16_t *p, vi a) { _mm256_store_si256((__m256i *)p, a); }
-#else
-PG_INLINE void store(int16_t *p, vi a) { vst1q_s16(p, (int16x8_t)a); }
-#endif
-
 // n units of a group, for the VF_N rows of a part. `to` is the part's place in the panel, `row` its first row there.
 PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16_panel *panel, int row) {
   const int halves = r16_halves(f), head_bytes = r16_head_bytes(f), sum_units = r16_sum_units(f);
@@ -36,7 +28,7 @@ PG_INLINE void put_part(r16_format f, const uint8_t *group, int n, int part, r16
       _Pragma("GCC unroll 2") for (int i = 0; i < 2; i++) {
         if (f.offset) pairs[i] = vi_sub_16(pairs[i], offset);
         if (r16_sums_units(f) && f.scales > R16_D_M) pairs[i] = vi_mul_16(pairs[i], whole[halves == 2 ? p / 4 : 0]);
-        store(to[2 * p + i][0], pairs[i]);
+        vi_store(to[2 * p + i][0], pairs[i]);
       }
     }
   }

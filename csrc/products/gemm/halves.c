@@ -25,59 +25,46 @@ enum {
   TABLE = 128,                    // strips of a row, times columns, whose sums are kept
   NEAR = 4096                     // bytes of prefetch on CPUs that are not AMD's: into the L1 cache
 };
+
 // Below it, all elements of a strip count as 0.
 static const float tiny = 1e-30f;
 
 // -- integers
 
 #if VF_N == 16
-PG_INLINE vi sizes_of(const char *w) { return _mm512_and_si512(vi_load(w), _mm512_set1_epi16(0x7fff)); }
-PG_INLINE vi larger(vi a, vi b) { return _mm512_max_epu16(a, b); }
-PG_INLINE vi low_16(vi a, vi b) { return _mm512_unpacklo_epi16(a, b); }
-PG_INLINE vi high_16(vi a, vi b) { return _mm512_unpackhi_epi16(a, b); }
-PG_INLINE vi low_32(vi a, vi b) { return _mm512_unpacklo_epi32(a, b); }
-PG_INLINE vi high_32(vi a, vi b) { return _mm512_unpackhi_epi32(a, b); }
-PG_INLINE vi low_64(vi a, vi b) { return _mm512_unpacklo_epi64(a, b); }
-PG_INLINE vi high_64(vi a, vi b) { return _mm512_unpackhi_epi64(a, b); }
+#define WIDE(op) _mm512_##op
 PG_INLINE __m256i lower(vi a) { return (__m256i)_mm512_castps512_ps256((__m512)a); }
 PG_INLINE __m256i upper(vi a) { return (__m256i)_mm512_extractf32x8_ps((__m512)a, 1); }
 PG_INLINE __m256i larger_half(vi a) { return _mm256_max_epu16(lower(a), upper(a)); }
 PG_INLINE __m256i half_sum(vi a) { return _mm256_add_epi32(lower(a), upper(a)); }
-PG_INLINE vi words_of(vi low, vi high) { return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16)); }
-PG_INLINE void store(int16_t *p, vi a) { _mm512_storeu_si512(p, a); }
 #else
-PG_INLINE vi sizes_of(const char *w) { return _mm256_and_si256(vi_load(w), _mm256_set1_epi16(0x7fff)); }
-PG_INLINE vi larger(vi a, vi b) { return _mm256_max_epu16(a, b); }
-PG_INLINE vi low_16(vi a, vi b) { return _mm256_unpacklo_epi16(a, b); }
-PG_INLINE vi high_16(vi a, vi b) { return _mm256_unpackhi_epi16(a, b); }
-PG_INLINE vi low_32(vi a, vi b) { return _mm256_unpacklo_epi32(a, b); }
-PG_INLINE vi high_32(vi a, vi b) { return _mm256_unpackhi_epi32(a, b); }
-PG_INLINE vi low_64(vi a, vi b) { return _mm256_unpacklo_epi64(a, b); }
-PG_INLINE vi high_64(vi a, vi b) { return _mm256_unpackhi_epi64(a, b); }
+#define WIDE(op) _mm256_##op
 PG_INLINE __m256i larger_half(vi a) { return a; }
 PG_INLINE __m256i half_sum(vi a) { return a; }
-PG_INLINE vi words_of(vi low, vi high) { return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa); }
-PG_INLINE void store(int16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
 #endif
 
 // Each step of a tree halves the registers: words, pairs of words ... of a and b in turn.
-PG_INLINE vi larger_of_2(vi a, vi b) { return larger(low_16(a, b), high_16(a, b)); }
-PG_INLINE vi larger_of_4(vi a, vi b) { return larger(low_32(a, b), high_32(a, b)); }
+PG_INLINE vi larger(vi a, vi b) { return WIDE(max_epu16)(a, b); }
+PG_INLINE vi larger_of_2(vi a, vi b) { return larger(WIDE(unpacklo_epi16)(a, b), WIDE(unpackhi_epi16)(a, b)); }
+PG_INLINE vi larger_of_4(vi a, vi b) { return larger(WIDE(unpacklo_epi32)(a, b), WIDE(unpackhi_epi32)(a, b)); }
 PG_INLINE __m128i larger_of_8(vi a, vi b) {
-  const __m256i h = larger_half(larger(low_64(a, b), high_64(a, b)));
+  const __m256i h = larger_half(larger(WIDE(unpacklo_epi64)(a, b), WIDE(unpackhi_epi64)(a, b)));
   return _mm_max_epu16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
-PG_INLINE vi sum_of_2(vi a, vi b) { return vi_add(low_32(a, b), high_32(a, b)); }
+PG_INLINE vi sum_of_2(vi a, vi b) { return vi_add(WIDE(unpacklo_epi32)(a, b), WIDE(unpackhi_epi32)(a, b)); }
 PG_INLINE __m128i sum_of_4(vi a, vi b) {
-  const __m256i h = half_sum(vi_add(low_64(a, b), high_64(a, b)));
+  const __m256i h = half_sum(vi_add(WIDE(unpacklo_epi64)(a, b), WIDE(unpackhi_epi64)(a, b)));
   return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
 
 // x * by as integers, in the lowest 16 bits: the sum with such a number has its integer there, rounded to even.
 PG_INLINE vi integers(vf x, vf by) { return (vi)vf_fma(x, by, vf_set1(0x1.8p23f)); }
-// Those of a in the even places of 16 bits, those of b in the odd ones.
-PG_INLINE vi pack(vf a, vf b, vf by) { return words_of(integers(a, by), integers(b, by)); }
+// Those of a and of b in turn.
+PG_INLINE vi pack(vf a, vf b, vf by) { return vi_words(integers(a, by), integers(b, by)); }
 
+// The largest elements of a strip in size, one for each place of 16 bits. Numbers without their signs are in the order
+// of their bits.
+PG_INLINE vi sizes_of(const char *w) { return vi_and(vi_load(w), vi_set1(0x7fff7fff)); }
 PG_INLINE vi largest(const char *w) {
   vi max = sizes_of(w);
   for (int i = 1; i < REGISTERS; i++) max = larger(max, sizes_of(w + i * 4 * VF_N));
@@ -129,7 +116,7 @@ static float put_column(int type, int16_t *to, const float *x, int64_t n) {
   const vf by = vf_set1(inv);
   for (int64_t i = 0; i < n; i += 2 * VF_N) {
     if (type == PG_F16) {
-      store(to + i, pack(vf_load(x + i), vf_load(x + i + VF_N), by));
+      vi_store(to + i, pack(vf_load(x + i), vf_load(x + i + VF_N), by));
     } else {
       for (int j = 0; j < 2 * VF_N; j += VF_N)
         put_words((uint8_t *)(to + i + j), (rows)integers(vf_load(x + i + j), by));
@@ -181,7 +168,7 @@ PG_INLINE void put_rows(int type, r16_panel *panel, const r16_product *p, int64_
       pg_ask(next + (i + r) * p->row_bytes, STRIP * 2);
       vi q[REGISTERS];
       integers_of(type, w + r * nb, inv[r % BATCH], q);
-      for (int j = 0; j < REGISTERS; j++) store(ints[r] + j * 2 * VF_N, q[j]);
+      for (int j = 0; j < REGISTERS; j++) vi_store(ints[r] + j * 2 * VF_N, q[j]);
     }
     const int64_t pairs = PG_MIN(STRIP, p->k - s * STRIP) / 2;
     pg_turn((float *)panel->ints[0][i], TILE_ROWS, VF_N * TILE_ROWS, (const char *)ints, sizeof *ints, pairs);
@@ -205,35 +192,29 @@ typedef struct few {
   float *steps;
 } few;
 
-static int64_t strips_in(const r16_product *p) { return (p->k + STRIP - 1) / STRIP; }
+_Static_assert(R16_FEW_HALVES <= NT && R16_FEW_HALVES <= R16_QUAD, "few columns are one group, and are read together");
 
 static few few_in(char *work, const r16_product *p) {
-  const int64_t n_strips = strips_in(p);
+  const int64_t n_strips = r16_columns_in(NULL, p).n_strips;
   return (few){n_strips, (int16_t *)work, (float *)(work + p->n_cols * n_strips * STRIP * 2)};
 }
 
 int64_t PG_FN(r16_few_work)(const r16_product *p) {
-  return pg_times(p->n_cols, pg_times(strips_in(p), STRIP * 2 + (int64_t)sizeof(float)));
+  return pg_times(p->n_cols, pg_times(r16_columns_in(NULL, p).n_strips, STRIP * 2 + (int64_t)sizeof(float)));
 }
 
 void PG_FN(r16_few_columns)(const r16_product *p, char *work, int ith, int nth) {
   const few x = few_in(work, p);
-  const r16_columns c = {.k = p->k,
-                         .n = p->n_cols,
-                         .strip = STRIP,
-                         .n_groups = (p->n_cols + R16_QUAD - 1) / R16_QUAD,
-                         .n_strips = x.n_strips};
+  const r16_columns c = r16_columns_in(NULL, p);
+  const r16_quad g = r16_quad_of(&c, p, (r16_share){.group = 0});
   const pg_range share = pg_share(x.n_strips, ith, nth);
-  for (int64_t group = 0; group < c.n_groups; group++) {
-    const r16_quad g = r16_quad_of(&c, p, (r16_share){.group = group});
-    for (int64_t j = 0; j < g.n; j++)
-      for (int64_t s = share.first; s < share.last; s++) {
-        const int64_t at = (r16_first_column(&c, group) + j) * x.n_strips + s;
-        float column[STRIP] = {0};
-        r16_get(column, p, &g, j, s * STRIP, r16_strip_elements(&c, s));
-        x.steps[at] = put_column(p->f.type, x.ints + at * STRIP, column, STRIP);
-      }
-  }
+  for (int64_t j = 0; j < g.n; j++)
+    for (int64_t s = share.first; s < share.last; s++) {
+      const int64_t at = j * x.n_strips + s;
+      float column[STRIP] = {0};
+      r16_get(column, p, &g, j, s * STRIP, r16_strip_elements(&c, s));
+      x.steps[at] = put_column(p->f.type, x.ints + at * STRIP, column, STRIP);
+    }
 }
 
 // The sums of n strips of the rows of a group, for each column in turn, and the steps of these rows: [strip][R16_ROWS].

@@ -68,7 +68,17 @@ PG_INLINE vi vi_add(vi a, vi b) { return (vi)((rows)a + (rows)b); } // sums and 
 PG_INLINE vi vi_mul(vi a, vi b) { return (vi)((rows)a * (rows)b); }
 PG_INLINE vi vi_sub_16(vi a, vi b) { return (vi)((words)a - (words)b); } // the same of 16 bits
 PG_INLINE vi vi_mul_16(vi a, vi b) { return (vi)((words)a * (words)b); }
-PG_INLINE vi vi_words(vi low, vi high) { return (vi)((rows)high << 16 | ((rows)low & 0xffff)); } // the low half of each
+// The low half of each: those of `low` in the even places of 16 bits, those of `high` in the odd ones.
+PG_INLINE vi vi_words(vi low, vi high) {
+#if VF_N == 16
+  return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
+#elif VF_N == 8
+  return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+#else
+  return (vi)((rows)high << 16 | ((rows)low & 0xffff));
+#endif
+}
+PG_INLINE void vi_store(void *p, vi a) { memcpy(p, &a, sizeof a); }
 PG_INLINE vi vi_twice_16(vi a) { return vi_words(a, a); }
 PG_INLINE vf vf_of_vi(vi a) { return __builtin_convertvector((signed_rows)a, vf); }
 
